@@ -1,0 +1,86 @@
+"""Measured costs: a table of seconds, from a few timed calls of each distinct program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+from piper_jax.errors import ConfigError
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Compute, Node, Recv, Update
+from piper_jax.simulation.costs.base import Cost, CostModel
+from piper_jax.simulation.report import Span
+
+CostKey = NodeId | tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCosts(CostModel):
+    """Seconds by node, or by op and pass.
+
+    Attributes:
+      seconds: by ``NodeId`` (looked up first) or by ``(op, PASS)``.
+      fallback: for nodes that the table lacks; None makes a missing computation an error and communication free.
+      num_processors: how many groups compute at full speed at once. None: the costs hold however many groups run,
+        because each has its own processor, or because they were measured under contention.
+    """
+
+    seconds: Mapping[CostKey, float] = field(default_factory=dict[CostKey, float])
+    fallback: CostModel | None = None
+    num_processors: float | None = None
+
+    @classmethod
+    def from_timeline(cls, timeline: Iterable[Span], *, fallback: CostModel | None = None) -> MeasuredCosts:
+        """Means over a measured timeline: equal programs share their mean, which their computations share evenly."""
+        totals: dict[tuple[tuple[str, str | None], ...], list[float]] = {}
+        spans = list(timeline)
+        for span in spans:
+            totals.setdefault(_program(span), []).append(span.end - span.start)
+        seconds: dict[CostKey, float] = {}
+        for span in spans:
+            durations = totals[_program(span)]
+            for node in span.nodes:
+                seconds[node] = sum(durations) / len(durations) / len(span.nodes)
+        return cls(seconds=seconds, fallback=fallback)
+
+    def describe(self, passes: Set[str]) -> str:
+        """``"measured"``."""
+        return "measured"
+
+    @property
+    def concurrency(self) -> float | None:
+        """``num_processors``."""
+        return self.num_processors
+
+    def bind(self, dag: Dag) -> Callable[[Node], Cost]:
+        """The cost function for the nodes of ``dag``.
+
+        Raises:
+          ConfigError: the table has no entry for a computation and there is no fallback (when that node is asked for).
+        """
+        fallback = self.fallback.bind(dag) if self.fallback else None
+        links = fallback or (lambda node: Cost(0.0))
+
+        def cost(node: Node) -> Cost:
+            if isinstance(node, Recv):
+                return Cost(0.0)
+            found = self.seconds.get(node.id)
+            if found is None:
+                found = self.seconds.get((node.id.op, node.id.PASS or ""))
+            if found is not None:
+                return Cost(found, () if isinstance(node, Compute | Update) else links(node).links)
+            if fallback is not None:
+                return fallback(node)
+            if isinstance(node, Compute):
+                raise ConfigError(
+                    f"no measured cost for {node.id}.",
+                    help=f"add {(node.id.op, node.id.PASS)!r} to the table, or a fallback.",
+                )
+            return Cost(0.0)
+
+        return cost
+
+
+def _program(span: Span) -> tuple[tuple[str, str | None], ...]:
+    return tuple((node.op, node.PASS) for node in span.nodes)

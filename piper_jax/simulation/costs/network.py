@@ -1,0 +1,87 @@
+"""Costs of communication: latency and bandwidth of the network level that a transfer or a collective crosses."""
+
+from __future__ import annotations
+
+import math
+
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.nodes import Collective, DeviceGroup, Send
+from piper_jax.simulation.costs.base import Cost, Link
+from piper_jax.simulation.hardware import Hardware, Level
+from piper_jax.simulation.sizes import Sizes
+from piper_jax.simulation.topology import devices_along, group_members, level_between
+
+
+class Network:
+    """Durations of transfers and collectives of one plan on one kind of hardware, and the links that they hold.
+
+    Collectives move what a bandwidth-optimal algorithm moves (2 (n-1)/n of the bytes for all_reduce, (n-1)/n for the
+    others) in a logarithmic number of latency steps (Thakur et al. 2005; one step for all_to_all).
+    """
+
+    def __init__(self, dag: Dag, hardware: Hardware, sizes: Sizes):
+        self._dag, self._hardware, self._sizes = dag, hardware, sizes
+        self._members = group_members(dag)
+        self._transfers: dict[tuple[str, str, tuple[str, ...]], Cost] = {}
+        self._collectives: dict[tuple[str, str, tuple[str, ...], tuple[str, ...], str | None], Cost] = {}
+
+    def transfer(self, node: Send) -> Cost:
+        """The slower of what one device sends and what one device receives."""
+        src, dst = node.group or "", node.peer
+        key = (src, dst, node.values)
+        found = self._transfers.get(key)
+        if found is None:
+            level = level_between(self._hardware, (*self._group(src).devices, *self._group(dst).devices))
+            nbytes = max(sum(self._sizes.value_bytes(name, side) for name in node.values) for side in (src, dst))
+            links = (Link(src, level.name, "out"), Link(dst, level.name, "in"))
+            found = self._transfers[key] = Cost(level.latency_seconds + nbytes / level.bandwidth, links)
+        return found
+
+    def collective(self, node: Collective) -> Cost:
+        """A collective over the axes of the node; free if only one device takes part."""
+        name = node.group or ""
+        key = (name, node.kind, node.axes, node.values, node.bucket)
+        found = self._collectives.get(key)
+        if found is None:
+            found = self._collectives[key] = self._collective(node, self._group(name))
+        return found
+
+    def _collective(self, node: Collective, group: DeviceGroup) -> Cost:
+        sets = devices_along(group, node.axes)
+        num_devices = len(sets[0])
+        if num_devices <= 1:
+            return Cost(0.0)
+        level = max((level_between(self._hardware, devices) for devices in sets), key=self._hardware.levels.index)
+        bandwidth = self._ring_bandwidth(level, sets[0])
+        nbytes = self.collective_bytes(node)
+        share, steps = (num_devices - 1) / num_devices, math.ceil(math.log2(num_devices))
+        match node.kind:
+            case "all_reduce":
+                duration = 2 * (share * nbytes / bandwidth + steps * level.latency_seconds)
+            case "all_gather" | "reduce_scatter":
+                duration = share * nbytes / bandwidth + steps * level.latency_seconds
+            case "all_to_all":
+                duration = share * nbytes / level.bandwidth + level.latency_seconds
+        directions = ("out", "in")
+        links = tuple(Link(member, level.name, way) for member in self._members[group.name] for way in directions)
+        return Cost(duration, links)
+
+    def collective_bytes(self, node: Collective) -> int:
+        """Bytes of the whole (gathered or not yet scattered) operand on one device."""
+        group = self._members.get(node.group or "", (node.group or "",))[0]
+        if node.bucket is not None and node.bucket in self._dag.buckets:
+            return self._sizes.bucket_bytes(self._dag.buckets[node.bucket], group)
+        return sum(self._sizes.value_bytes(name, group) for name in node.values)
+
+    def _ring_bandwidth(self, level: Level, devices: tuple[int, ...]) -> float:
+        """Across blocks of the level below, the members inside one block share their outgoing links."""
+        position = self._hardware.levels.index(level)
+        if position == 0:
+            return level.ring_bandwidth
+        below = self._hardware.levels[position - 1]
+        block = devices[0] // (below.num_devices or 1)
+        inside = sum(device // (below.num_devices or 1) == block for device in devices)
+        return min(below.ring_bandwidth, inside * level.ring_bandwidth) if inside > 1 else level.ring_bandwidth
+
+    def _group(self, name: str) -> DeviceGroup:
+        return self._dag.groups.get(name) or DeviceGroup(name=name, devices=(0,))

@@ -1,0 +1,128 @@
+"""What a simulation found: times, bubbles, the critical path and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from piper_jax.ir.ids import NodeId
+
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "transfers")
+
+
+class Span(NamedTuple):
+    """One program or one communication on one stream of one group.
+
+    Attributes:
+      kind: ``"compute"``, ``"update"``, ``"send"``, ``"recv"`` or the kind of a collective.
+      nodes: what runs; several where an overlap slot or a fused program runs them together.
+      start, end: in the report's unit of time.
+      blocked: how long it held its stream before ``start``, waiting for its link or its data.
+      nbytes: bytes on one device that it moves, or that a forward keeps for its backward.
+    """
+
+    group: str
+    stream: str
+    kind: str
+    nodes: tuple[NodeId, ...]
+    start: float
+    end: float
+    blocked: float = 0.0
+    nbytes: int = 0
+
+
+class MemoryStep(NamedTuple):
+    """Bytes of one device by kind, from ``time`` until the next step."""
+
+    time: float
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    transfers: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All kinds together."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMemory:
+    """Memory of one device of a group over the step."""
+
+    steps: tuple[MemoryStep, ...] = ()
+
+    @property
+    def peak(self) -> MemoryStep:
+        """The first step at which the total is largest: when, and how much of each kind."""
+        return max(self.steps, key=lambda step: step.total_bytes, default=MemoryStep(0.0, 0, 0, 0, 0, 0))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest total."""
+        return self.peak.total_bytes
+
+    def peak_of_kind(self, kind: str) -> MemoryStep:
+        """The first step at which ``kind``, one of ``MEMORY_KINDS``, is largest."""
+        position = 1 + MEMORY_KINDS.index(kind)
+        return max(self.steps, key=lambda step: step[position], default=MemoryStep(0.0, 0, 0, 0, 0, 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReport:
+    """One device group.
+
+    Attributes:
+      devices: its logical device ids.
+      stages: the pipeline stages that run on it.
+      bubble: share of the makespan in which it computes nothing, in [0, 1].
+      busy: time in use of each stream, by name.
+      memory: of one of its devices.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    stages: tuple[int, ...]
+    bubble: float
+    busy: Mapping[str, float]
+    memory: GroupMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One training step, simulated or measured.
+
+    Attributes:
+      title: name of the schedule or the plan.
+      costs: the cost model in words.
+      time_unit: ``"s"``, or ``""`` for abstract ticks.
+      makespan: from the start of the step to the end of its last node.
+      bubble: share of all device time in which nothing is computed, in [0, 1].
+      groups: one entry for each group that computes.
+      timeline: everything that takes time, by start.
+      critical_path: spans that end just when the next one starts; shortening none of them leaves the makespan.
+      sources: module path and source line of each op, for display.
+    """
+
+    title: str
+    costs: str
+    time_unit: str
+    num_stages: int
+    num_microbatches: int
+    makespan: float
+    bubble: float
+    groups: tuple[GroupReport, ...]
+    timeline: tuple[Span, ...]
+    critical_path: tuple[Span, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest memory of any device."""
+        return max((group.memory.peak_bytes for group in self.groups), default=0)
+
+    def group(self, name: str) -> GroupReport:
+        """The group of that name; KeyError if there is none."""
+        return {group.name: group for group in self.groups}[name]

@@ -1,0 +1,55 @@
+"""Short names of spans and rows, shared by the text grid and the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper_jax.ir.ids import NodeId
+from piper_jax.simulation.report import Report, Span
+
+
+def task_label(nodes: Sequence[NodeId], *, several_stages: bool) -> str:
+    """``"F0"``, or ``"2F0"`` with the stage first where a group holds several, ``"F1+B0"`` for an overlap slot.
+
+    The form with the stage is that of torch.distributed.pipelining. Ops of one stage (dense, experts) are one task.
+    """
+    tasks: dict[str, None] = {}
+    for node in nodes:
+        stage = str(node.PP) if several_stages and node.PP is not None else ""
+        microbatch = "" if node.MB is None else str(node.MB)
+        tasks[f"{stage}{node.PASS or node.op}{microbatch}"] = None
+    return "+".join(tasks)
+
+
+def span_label(span: Span, *, several_stages: bool) -> str:
+    """What to write on a span: its task, or its kind for communication."""
+    return task_label(span.nodes, several_stages=several_stages) if span.kind in ("compute", "update") else span.kind
+
+
+def has_several_stages(report: Report) -> bool:
+    """Whether some group runs more than one stage, so that labels need the stage."""
+    return any(len(group.stages) > 1 for group in report.groups)
+
+
+def row_names(names: Sequence[str]) -> list[str]:
+    """Names of groups for rows: ``g0, g1, ...`` shorten to ``0, 1, ...``."""
+    short = all(name[:1] == "g" and name[1:].isdigit() for name in names)
+    return [name[1:] if short else name for name in names]
+
+
+def time_text(time: float, unit: str) -> str:
+    """``"18"`` ticks, or ``"12.3 ms"``."""
+    if unit != "s":
+        return f"{time:.10g}" if abs(time - round(time)) < 1e-6 else f"{time:.3f}"
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if time >= scale:
+            return f"{time / scale:.4g} {name}"
+    return "0 s" if time <= 0 else f"{time / 1e-9:.4g} ns"
+
+
+def bytes_text(nbytes: float) -> str:
+    """``"1.50 GiB"``, in powers of 1024."""
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 1024**power:
+            return f"{nbytes / 1024**power:.2f} {name}"
+    return f"{nbytes:.0f} B"
