@@ -14,7 +14,6 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.nodes import Compute, Update
@@ -40,7 +39,7 @@ def run_program(program: Program, costs: Sequence[Cost], concurrency: float | No
       concurrency: how many computations run at full speed at once; beyond it all slow down equally. None: any number.
 
     Raises:
-      PlanError: some nodes can never start, because what they wait for waits for them; names the cycle.
+      PlanError: some nodes can never start, because what they wait for waits for them.
     """
     run = _Run(program, costs, concurrency)
     run.run()
@@ -197,24 +196,10 @@ class _Run:
 
 
 def _stuck(program: Program, slot_end: Sequence[float]) -> PlanError:
-    """Walks back from an unfinished slot over unfinished ones until one repeats."""
-    before: dict[int, int] = {}
-    for slot, after in enumerate(program.successors):
-        if slot_end[slot] < 0:
-            for other in after:
-                before.setdefault(other, slot)
-    slot = next(number for number, end in enumerate(slot_end) if end < 0)
-    path: list[int] = []
-    while slot in before and slot not in path:
-        path.append(slot)
-        slot = before[slot]
-    cycle = [*path[path.index(slot) :], slot][::-1] if slot in path else [slot, *path[::-1]]
-    names = [str(program.nodes[program.slots[number][0]].id) for number in cycle]
-    detail = [names[0], *(f"  -> {after}" for _, after in pairwise(names))]
-    num_stuck = sum(end < 0 for end in slot_end)
+    waiting = [program.nodes[program.slots[slot][0]].id for slot, end in enumerate(slot_end) if end < 0]
     return PlanError(
-        f"simulation is stuck: {num_stuck} of {len(slot_end)} slots wait for each other.",
-        detail=detail,
-        help="change the order directive that lists the first of them before what it waits for.",
-        cycle=tuple(program.nodes[program.slots[number][0]].id for number in cycle),
+        f"simulation is stuck: {len(waiting)} of {len(slot_end)} slots wait for each other.",
+        detail=map(str, waiting),
+        help="check the plan: its order has a cycle.",
+        waiting=tuple(waiting),
     )

@@ -6,14 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from piper_jax.ir.dag import Dag
+from piper_jax.ir.device_groups import members_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, Node, Recv, Send, Update
 from piper_jax.simulation.report import MEMORY_KINDS, GroupMemory, MemoryStep
 from piper_jax.simulation.sizes import Sizes
-from piper_jax.simulation.topology import compute_groups, group_members
+from piper_jax.simulation.topology import compute_groups
 
 ACTIVATIONS, GRADIENTS, TRANSFERS = (MEMORY_KINDS.index(kind) for kind in ("activations", "gradients", "transfers"))
-PARAMETERS, OPTIMIZER = MEMORY_KINDS.index("parameters"), MEMORY_KINDS.index("optimizer")
+PARAMETERS, OPTIMIZER, TEMPORARY = (MEMORY_KINDS.index(kind) for kind in ("parameters", "optimizer", "temporary"))
 
 Interval = tuple[float, float]
 Buffer = list[float]  # start, end, bytes, kind
@@ -33,6 +34,7 @@ def memory_of_groups(dag: Dag, interval: Callable[[NodeId], Interval]) -> dict[s
     buffers = _Buffers(dag, sizes, interval)
     for edge in dag.data:
         buffers.add(edge)
+    buffers.add_recomputed(dag)
     changes: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
     for group, (start, end, nbytes, kind) in buffers.all():
         changes[group].append((start, int(nbytes), int(kind)))
@@ -46,14 +48,25 @@ class _Buffers:
 
     def __init__(self, dag: Dag, sizes: Sizes, interval: Callable[[NodeId], Interval]):
         self._nodes, self._sizes, self._interval, self._buckets = dag.nodes, sizes, interval, dag.buckets
-        self._members = group_members(dag)
+        self._groups = dag.groups
         self._bytes: dict[tuple[str, str], int] = {}
         self._values: dict[tuple[NodeId, str], Buffer] = {}
         self._gradients: dict[tuple[str, str, object], Buffer] = {}
+        self._recomputed: list[tuple[str, Buffer]] = []
 
     def all(self) -> list[tuple[str, Buffer]]:
         values = [(self._nodes[src].group or "", buffer) for (src, _), buffer in self._values.items()]
-        return values + [(group, buffer) for (group, _, _), buffer in self._gradients.items()]
+        gradients = [(group, buffer) for (group, _, _), buffer in self._gradients.items()]
+        return values + gradients + self._recomputed
+
+    def add_recomputed(self, dag: Dag) -> None:
+        """While a rematerialized backward runs, all its residuals exist."""
+        recomputed = {name: op for name, op in dag.ops.items() if op.remat is not None}
+        for node_id, node in dag.nodes.items() if recomputed else ():
+            if isinstance(node, Compute) and node_id.PASS in ("B", "BI") and node_id.op in recomputed:
+                group = node.group or ""
+                nbytes = self._sizes.recomputed_bytes(recomputed[node_id.op], group)
+                self._recomputed.append((group, [*self._interval(node_id), nbytes, TEMPORARY]))
 
     def add(self, edge: DataEdge) -> None:
         src, dst = self._nodes[edge.src], self._nodes[edge.dst]
@@ -92,7 +105,7 @@ class _Buffers:
         each = src.id if isinstance(dst, Collective) and dst.id.MB is not None else None
         start, end = self._interval(src.id)[0], self._interval(dst.id)[1]
         holder = src.group if isinstance(src, Compute) else dst.group
-        for group in self._members.get(holder or "", ()):
+        for group in members_of(holder or "", self._groups):
             key = (group, name, "shard" if scattered else each)
             buffer = self._gradients.get(key)
             if buffer is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Node
+from piper_jax.ir.nodes import Node, Recv, Send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Program:
 
     Attributes:
       nodes, node_slot: the nodes, and the slot of each.
-      slots, slot_group: the nodes of each slot in their order, and the group that it is listed for.
+      slots, slot_groups: the nodes of each slot in their order, and the groups that run it.
       successors: for each slot, the slots that wait for its end; one entry for each reason (an edge, a stream).
       num_waits: for each slot, how many such entries name it.
       previous: for each slot, the slots just before it on its streams.
@@ -27,7 +27,7 @@ class Program:
     nodes: tuple[Node, ...]
     node_slot: list[int]
     slots: list[tuple[int, ...]]
-    slot_group: list[str]
+    slot_groups: list[list[str]]
     successors: list[list[int]]
     num_waits: list[int]
     previous: list[list[int]]
@@ -37,15 +37,15 @@ class Program:
 def program_of(dag: Dag, order: Mapping[str, Sequence[Slot]]) -> Program:
     """Numbers the nodes of a completed ``dag`` and joins its edges with the ``order`` of each group.
 
-    Slots of one group that share a stream run one after another; a slot listed by several groups (a collective over
-    both) is one slot that occupies a stream of each.
+    Slots of one group that share a stream run one after another. Streams ``send`` and ``recv`` are one for each peer. A
+    slot listed by several groups (a collective over both) is one slot that occupies a stream of each.
 
     Raises:
       PlanError: a node of the plan is in no slot, or a slot names an unknown node.
     """
     index = {node_id: number for number, node_id in enumerate(dag.nodes)}
     nodes = tuple(dag.nodes.values())
-    node_slot, slots, slot_group, lanes = _number_slots(index, order)
+    node_slot, slots, slot_groups, lanes = _number_slots(index, order)
     if -1 in node_slot:
         missing = nodes[node_slot.index(-1)]
         raise PlanError(f"{missing.id} is in the order of no group.", help="place it, or complete the plan first.")
@@ -62,18 +62,18 @@ def program_of(dag: Dag, order: Mapping[str, Sequence[Slot]]) -> Program:
             successors[src_slot].append(dst_slot)
             num_waits[dst_slot] += 1
     return Program(
-        nodes=nodes, node_slot=node_slot, slots=slots, slot_group=slot_group, successors=successors,
+        nodes=nodes, node_slot=node_slot, slots=slots, slot_groups=slot_groups, successors=successors,
         num_waits=num_waits, previous=previous, inner={node: tuple(after) for node, after in inner.items()},
     )  # fmt: skip
 
 
 def _number_slots(
     index: Mapping[NodeId, int], order: Mapping[str, Sequence[Slot]]
-) -> tuple[list[int], list[tuple[int, ...]], list[str], dict[str, list[int]]]:
+) -> tuple[list[int], list[tuple[int, ...]], list[list[str]], dict[str, list[int]]]:
     """The slot of each node (-1: none), the slots, their groups, and the slots of each group in order."""
     node_slot = [-1] * len(index)
     slots: list[tuple[int, ...]] = []
-    slot_group: list[str] = []
+    slot_groups: list[list[str]] = []
     lanes: dict[str, list[int]] = {}
     for group, group_slots in order.items():
         lane = lanes.setdefault(group, [])
@@ -88,11 +88,12 @@ def _number_slots(
             if number < 0:
                 number = len(slots)
                 slots.append(members)
-                slot_group.append(slot.group)
+                slot_groups.append([])
                 for member in members:
                     node_slot[member] = number
+            slot_groups[number].append(group)
             lane.append(number)
-    return node_slot, slots, slot_group, lanes
+    return node_slot, slots, slot_groups, lanes
 
 
 def _chain_streams(
@@ -108,7 +109,7 @@ def _chain_streams(
         last: dict[str, int] = {}
         for slot in lane:
             members = slots[slot]
-            streams = {nodes[members[0]].stream} if len(members) == 1 else {nodes[member].stream for member in members}
+            streams = {_stream(nodes[member]) for member in members}
             for before in sorted({last[stream] for stream in streams if stream in last}):
                 successors[before].append(slot)
                 previous[slot].append(before)
@@ -116,3 +117,9 @@ def _chain_streams(
             for stream in streams:
                 last[stream] = slot
     return previous
+
+
+def _stream(node: Node) -> str:
+    if isinstance(node, Send | Recv) and node.stream in ("send", "recv"):
+        return f"{node.stream} {node.peer}"
+    return node.stream

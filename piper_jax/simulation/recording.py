@@ -11,7 +11,6 @@ from piper_jax.simulation.engine import Times
 from piper_jax.simulation.program import Program
 from piper_jax.simulation.report import Span
 from piper_jax.simulation.sizes import Sizes
-from piper_jax.simulation.topology import group_members
 
 
 def kind_of(node: Node) -> str:
@@ -34,7 +33,6 @@ class Recorder:
 
     def __init__(self, dag: Dag, program: Program, times: Times):
         self._program, self._times = program, times
-        self._members = group_members(dag)
         self._index = {node.id: number for number, node in enumerate(program.nodes) if isinstance(node, Send)}
         self._nbytes = _node_bytes(dag)
 
@@ -56,53 +54,47 @@ class Recorder:
 
     def spans_of_slot(self, slot: int) -> list[Span]:
         """One span for the program of a slot, and one for each communication in it."""
-        program, times = self._program, self._times
-        members = program.slots[slot]
+        members = self._program.slots[slot]
         if len(members) == 1:
-            span = self._single(slot, members[0])
-            return span if span else []
-        return self._several(slot, members) if times.slot_end[slot] > times.slot_start[slot] else []
+            return self._single(slot, members[0])
+        return self._several(slot, members) if self._times.slot_end[slot] > self._times.slot_start[slot] else []
 
     def _single(self, slot: int, number: int) -> list[Span]:
-        node, times = self._program.nodes[number], self._times
+        program, times = self._program, self._times
+        node = program.nodes[number]
         ready, start, end = times.slot_start[slot], times.node_start[number], times.node_end[number]
         if isinstance(node, Recv):
-            ready = max((times.slot_end[before] for before in self._program.previous[slot]), default=0.0)
+            ready = max((times.slot_end[before] for before in program.previous[slot]), default=0.0)
             send = self._index.get(node.match)
             start = max(ready, times.node_start[send] if send is not None else ready)
         if end <= ready:
             return []
         kind, nbytes = kind_of(node), self._nbytes(node)
-        groups = self._members.get(node.group or "", (node.group or "",))
-        return [Span(group, node.stream, kind, (node.id,), start, end, start - ready, nbytes) for group in groups]
+        return [
+            Span(group, node.stream, kind, (node.id,), start, end, start - ready, nbytes)
+            for group in program.slot_groups[slot]
+        ]
 
     def _several(self, slot: int, members: tuple[int, ...]) -> list[Span]:
+        """Computations of one stream are one span; communication on the compute stream moves to one of its own."""
         program, times = self._program, self._times
-        start, end = times.slot_start[slot], times.slot_end[slot]
+        parts: list[tuple[str, list[Node], float, float]] = []
         streams: dict[str, list[Node]] = defaultdict(list)
-        spans: list[Span] = []
         for number in members:
             node = program.nodes[number]
             if isinstance(node, Compute | Update):
                 streams[node.stream].append(node)
             elif times.node_end[number] > times.node_start[number]:
-                stream = node.stream if node.stream != "compute" else kind_of(node)
-                times_of_node = times.node_start[number], times.node_end[number]
-                spans.append(
-                    Span(
-                        program.slot_group[slot],
-                        stream,
-                        kind_of(node),
-                        (node.id,),
-                        *times_of_node,
-                        0.0,
-                        self._nbytes(node),
-                    )
-                )
-        for stream, nodes in streams.items():
-            ids, nbytes = tuple(node.id for node in nodes), sum(map(self._nbytes, nodes))
-            spans.append(Span(program.slot_group[slot], stream, kind_of(nodes[0]), ids, start, end, 0.0, nbytes))
-        return spans
+                stream = kind_of(node) if node.stream == "compute" else node.stream
+                parts.append((stream, [node], times.node_start[number], times.node_end[number]))
+        whole = times.slot_start[slot], times.slot_end[slot]
+        parts += [(stream, nodes, *whole) for stream, nodes in streams.items()]
+        return [
+            Span(group, stream, kind_of(nodes[0]), tuple(node.id for node in nodes), start, end, 0.0, nbytes)
+            for stream, nodes, start, end in parts
+            for nbytes in (sum(map(self._nbytes, nodes)),)
+            for group in program.slot_groups[slot]
+        ]
 
 
 def _node_bytes(dag: Dag) -> Callable[[Node], int]:

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from piper_jax.ir.ids import NodeId
 
-MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "transfers")
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "transfers", "temporary")
+"""State, accumulated gradients, optimizer state, values kept on the group, values on their way between groups, and
+activations that a rematerialized backward computes again and drops."""
 
 
 class Span(NamedTuple):
@@ -41,11 +43,12 @@ class MemoryStep(NamedTuple):
     optimizer: int
     activations: int
     transfers: int
+    temporary: int
 
     @property
     def total_bytes(self) -> int:
         """All kinds together."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.transfers
+        return sum(self[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class GroupMemory:
     @property
     def peak(self) -> MemoryStep:
         """The first step at which the total is largest: when, and how much of each kind."""
-        return max(self.steps, key=lambda step: step.total_bytes, default=MemoryStep(0.0, 0, 0, 0, 0, 0))
+        return max(self.steps, key=lambda step: step.total_bytes, default=MemoryStep(0.0, 0, 0, 0, 0, 0, 0))
 
     @property
     def peak_bytes(self) -> int:
@@ -67,7 +70,7 @@ class GroupMemory:
     def peak_of_kind(self, kind: str) -> MemoryStep:
         """The first step at which ``kind``, one of ``MEMORY_KINDS``, is largest."""
         position = 1 + MEMORY_KINDS.index(kind)
-        return max(self.steps, key=lambda step: step[position], default=MemoryStep(0.0, 0, 0, 0, 0, 0))
+        return max(self.steps, key=lambda step: step[position], default=MemoryStep(0.0, 0, 0, 0, 0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

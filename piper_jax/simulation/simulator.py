@@ -122,7 +122,7 @@ def _group_reports(
     return tuple(
         GroupReport(
             name=name,
-            devices=dag.groups[name].devices if name in dag.groups else (),
+            devices=dag.groups[name].devices,
             stages=tuple(sorted(stages[name])),
             bubble=1.0 - covered.get(name, 0.0) / makespan if makespan else 0.0,
             busy=busy.get(name, {}),

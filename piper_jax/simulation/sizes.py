@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.nodes import Bucket, Value
+from piper_jax.ir.device_groups import axis_size
+from piper_jax.ir.nodes import Bucket, Op
 
 REPLICA_AXES = ("data", "expert")
 
@@ -19,42 +18,53 @@ class Sizes:
 
     def __init__(self, dag: Dag):
         self._dag = dag
-        self._axes = {
-            name: dict(group.axes) if group.axes else {"data": len(group.devices)} for name, group in dag.groups.items()
-        }
+        self._inputs = _forward_inputs(dag)
         self._shard_axes = {
             bucket: op.shard_axis for op in dag.ops.values() if op.shard_axis is not None for bucket in op.reads
         }
 
     def axis_size(self, group: str, axes: tuple[str, ...]) -> int:
         """Product of the named axes of ``group``; axes it lacks count as 1."""
-        sizes = self._axes.get(group, {})
-        return math.prod(sizes.get(axis, 1) for axis in axes)
+        return axis_size(self._dag.groups[group], axes)
 
     def replicas(self, group: str) -> int:
         """Into how many parts the group divides each microbatch."""
         return self.axis_size(group, REPLICA_AXES)
 
     def num_devices(self, group: str) -> int:
-        """Devices of ``group``, at least 1."""
-        found = self._dag.groups.get(group)
-        return max(1, len(found.devices)) if found else 1
+        """Devices of ``group``."""
+        return len(self._dag.groups[group].devices)
 
     def value_bytes(self, name: str, group: str) -> int:
         """Bytes on one device of ``group`` for one microbatch of the value ``name``; 0 if its size is unknown.
 
-        ``gradient``, ``parameters`` and ``state`` of a bucket, and ``residuals`` of an op, are sized from those tables.
+        ``gradient``, ``parameters`` and ``state`` of a bucket are sized from the bucket, ``residuals`` and ``weight
+        residuals`` from the op.
         """
-        prefix, _, rest = name.partition(" ")
-        if prefix in ("gradient", "parameters", "state") and rest in self._dag.buckets:
+        word, _, rest = name.partition(" ")
+        if word in ("gradient", "parameters", "state") and rest in self._dag.buckets:
             bucket = self._dag.buckets[rest]
-            return self.optimizer_bytes(bucket, group) if prefix == "state" else self.bucket_bytes(bucket, group)
+            return self.optimizer_bytes(bucket, group) if word == "state" else self.bucket_bytes(bucket, group)
+        op = self._dag.ops.get(name.removeprefix("weight ").removeprefix("residuals "))
+        if op is not None and word in ("residuals", "weight"):
+            return self.residual_bytes(op, group)
         value = self._dag.values.get(name)
-        if value is not None and value.nbytes:
-            return self._slice_bytes(value, group)
-        if prefix == "residuals" and rest in self._dag.ops:
-            return self._dag.ops[rest].residual_bytes // (self._dag.num_microbatches * self.replicas(group))
-        return 0
+        if value is None or value.batch_dim is None:
+            return value.nbytes if value else 0
+        return value.nbytes // self._parts(group)
+
+    def residual_bytes(self, op: Op, group: str) -> int:
+        """Bytes that the forward of ``op`` keeps for its backward: under full rematerialization only its inputs.
+
+        Policies that save some of the products are counted as if they saved all: an upper bound.
+        """
+        if op.remat == "nothing_saveable":
+            return sum(self.value_bytes(name, group) for name in self._inputs.get(op.name, ()))
+        return op.residual_bytes // self._parts(group)
+
+    def recomputed_bytes(self, op: Op, group: str) -> int:
+        """Bytes that exist only while a rematerialized backward runs."""
+        return op.residual_bytes // self._parts(group) if op.remat == "nothing_saveable" else 0
 
     def bucket_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the trainable leaves of ``bucket`` on one device, before any ZeRO sharding."""
@@ -85,6 +95,14 @@ class Sizes:
         axis = self._shard_axes.get(bucket.name)
         return self.axis_size(group, (axis,)) if axis else 1
 
-    def _slice_bytes(self, value: Value, group: str) -> int:
-        divided = value.batch_dim is not None
-        return value.nbytes // (self._dag.num_microbatches * self.replicas(group)) if divided else value.nbytes
+    def _parts(self, group: str) -> int:
+        return self._dag.num_microbatches * self.replicas(group)
+
+
+def _forward_inputs(dag: Dag) -> dict[str, dict[str, None]]:
+    """Names of the values that enter the forward of each op."""
+    inputs: dict[str, dict[str, None]] = {}
+    for edge in dag.data:
+        if edge.dst.PASS == "F" and not edge.dst.MB and edge.dst.op in dag.ops:
+            inputs.setdefault(edge.dst.op, {}).update(dict.fromkeys(edge.values))
+    return inputs

@@ -1,4 +1,4 @@
-"""Where groups lie in the network: members of joint groups, and the level that a set of devices shares."""
+"""Where groups lie in the network: those that compute, and the level that a set of devices shares."""
 
 from __future__ import annotations
 
@@ -12,20 +12,8 @@ from piper_jax.simulation.hardware import Hardware, Level
 
 def compute_groups(dag: Dag) -> tuple[str, ...]:
     """The groups that compute, in the order of ``dag.groups``."""
-    used = {node.group for node in dag.nodes.values() if isinstance(node, Compute) and node.group is not None}
-    return (*(name for name in dag.groups if name in used), *sorted(used - set(dag.groups)))
-
-
-def group_members(dag: Dag) -> dict[str, tuple[str, ...]]:
-    """The computing groups that each group consists of: itself, or the owners that a joint group joins."""
-    computing = compute_groups(dag)
-    members = {name: (name,) for name in computing}
-    for name, group in dag.groups.items():
-        if name not in members:
-            devices = set(group.devices)
-            inside = (other for other in computing if other in dag.groups)
-            members[name] = tuple(other for other in inside if devices.issuperset(dag.groups[other].devices)) or (name,)
-    return members
+    used = {node.group for node in dag.nodes.values() if isinstance(node, Compute)}
+    return tuple(name for name in dag.groups if name in used)
 
 
 def level_between(hardware: Hardware, devices: Iterable[int]) -> Level:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from piper_jax.errors import ConfigError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Compute, Node, Recv, Update
+from piper_jax.ir.nodes import Compute, Node, Recv
 from piper_jax.simulation.costs.base import Cost, CostModel
 from piper_jax.simulation.report import Span
 
@@ -60,7 +60,6 @@ class MeasuredCosts(CostModel):
           ConfigError: the table has no entry for a computation and there is no fallback (when that node is asked for).
         """
         fallback = self.fallback.bind(dag) if self.fallback else None
-        links = fallback or (lambda node: Cost(0.0))
 
         def cost(node: Node) -> Cost:
             if isinstance(node, Recv):
@@ -68,10 +67,11 @@ class MeasuredCosts(CostModel):
             found = self.seconds.get(node.id)
             if found is None:
                 found = self.seconds.get((node.id.op, node.id.PASS or ""))
-            if found is not None:
-                return Cost(found, () if isinstance(node, Compute | Update) else links(node).links)
             if fallback is not None:
-                return fallback(node)
+                assumed = fallback(node)
+                return assumed if found is None else Cost(found, assumed.links)
+            if found is not None:
+                return Cost(found)
             if isinstance(node, Compute):
                 raise ConfigError(
                     f"no measured cost for {node.id}.",

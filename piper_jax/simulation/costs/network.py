@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from piper_jax.ir.dag import Dag
+from piper_jax.ir.device_groups import members_of
 from piper_jax.ir.nodes import Collective, DeviceGroup, Send
 from piper_jax.simulation.costs.base import Cost, Link
 from piper_jax.simulation.hardware import Hardware, Level
 from piper_jax.simulation.sizes import Sizes
-from piper_jax.simulation.topology import devices_along, group_members, level_between
+from piper_jax.simulation.topology import devices_along, level_between
 
 
 class Network:
@@ -21,7 +22,6 @@ class Network:
 
     def __init__(self, dag: Dag, hardware: Hardware, sizes: Sizes):
         self._dag, self._hardware, self._sizes = dag, hardware, sizes
-        self._members = group_members(dag)
         self._transfers: dict[tuple[str, str, tuple[str, ...]], Cost] = {}
         self._collectives: dict[tuple[str, str, tuple[str, ...], tuple[str, ...], str | None], Cost] = {}
 
@@ -31,7 +31,7 @@ class Network:
         key = (src, dst, node.values)
         found = self._transfers.get(key)
         if found is None:
-            level = level_between(self._hardware, (*self._group(src).devices, *self._group(dst).devices))
+            level = level_between(self._hardware, (*self._dag.groups[src].devices, *self._dag.groups[dst].devices))
             nbytes = max(sum(self._sizes.value_bytes(name, side) for name in node.values) for side in (src, dst))
             links = (Link(src, level.name, "out"), Link(dst, level.name, "in"))
             found = self._transfers[key] = Cost(level.latency_seconds + nbytes / level.bandwidth, links)
@@ -43,7 +43,7 @@ class Network:
         key = (name, node.kind, node.axes, node.values, node.bucket)
         found = self._collectives.get(key)
         if found is None:
-            found = self._collectives[key] = self._collective(node, self._group(name))
+            found = self._collectives[key] = self._collective(node, self._dag.groups[name])
         return found
 
     def _collective(self, node: Collective, group: DeviceGroup) -> Cost:
@@ -63,12 +63,14 @@ class Network:
             case "all_to_all":
                 duration = share * nbytes / level.bandwidth + level.latency_seconds
         directions = ("out", "in")
-        links = tuple(Link(member, level.name, way) for member in self._members[group.name] for way in directions)
+        links = tuple(
+            Link(member, level.name, way) for member in members_of(group.name, self._dag.groups) for way in directions
+        )
         return Cost(duration, links)
 
     def collective_bytes(self, node: Collective) -> int:
         """Bytes of the whole (gathered or not yet scattered) operand on one device."""
-        group = self._members.get(node.group or "", (node.group or "",))[0]
+        group = members_of(node.group or "", self._dag.groups)[0]
         if node.bucket is not None and node.bucket in self._dag.buckets:
             return self._sizes.bucket_bytes(self._dag.buckets[node.bucket], group)
         return sum(self._sizes.value_bytes(name, group) for name in node.values)
@@ -82,6 +84,3 @@ class Network:
         block = devices[0] // (below.num_devices or 1)
         inside = sum(device // (below.num_devices or 1) == block for device in devices)
         return min(below.ring_bandwidth, inside * level.ring_bandwidth) if inside > 1 else level.ring_bandwidth
-
-    def _group(self, name: str) -> DeviceGroup:
-        return self._dag.groups.get(name) or DeviceGroup(name=name, devices=(0,))

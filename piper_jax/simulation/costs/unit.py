@@ -36,8 +36,8 @@ class UnitCosts(CostModel):
 
     def bind(self, dag: Dag) -> Callable[[Node], Cost]:
         """The cost function for the nodes of ``dag``."""
-        ops_of_stage = Counter(op.PP for op in dag.ops.values() if op.PP is not None)
-        backwards_of_stage = Counter(op.PP for op in dag.ops.values() if op.PP is not None and op.has_backward)
+        ops_of_stage: Counter[int | None] = Counter(op.PP for op in dag.ops.values())
+        backwards_of_stage: Counter[int | None] = Counter(op.PP for op in dag.ops.values() if op.has_backward)
         table: dict[tuple[int | None, str | None], Cost] = {}
         free = Cost(0.0)
 

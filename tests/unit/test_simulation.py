@@ -1,0 +1,223 @@
+"""The event engine against published bubbles, and against plans small enough to time by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pipeline_dags import ACTIVATION, OPTIMIZER, PARAMETER, RESIDUAL, gpipe, one_f_one_b, pipeline_dag
+
+from piper_jax.errors import ConfigError, PlanError
+from piper_jax.ir.dag import Dag, Slot
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Collective, Compute, DataEdge, DeviceGroup, Op, OrderEdge, Recv, Send, Value
+from piper_jax.simulation import Hardware, Level, MeasuredCosts, RooflineCosts, UnitCosts, simulate
+
+pytestmark = pytest.mark.timeout(60)
+
+MEGABYTE = 10**6
+TOY = Hardware(
+    name="toy",
+    flops_per_second=(("float32", 1e12),),
+    memory_bandwidth=1e15,
+    memory_bytes=10**9,
+    levels=(Level(name="wire", num_devices=None, bandwidth=1e6, ring_bandwidth=1e6, latency_seconds=0.0),),
+)
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 4, 8, 13, 32])
+def test_bubble_is_the_published_one(schedule, stages, microbatches):
+    report = simulate(pipeline_dag(schedule, stages, microbatches))
+    assert report.bubble == pytest.approx((stages - 1) / (microbatches + stages - 1), abs=1e-12)
+    assert report.makespan == 3 * (microbatches + stages - 1)
+
+
+def test_stages_with_unequal_costs_wait_for_the_slowest():
+    slow = UnitCosts(F=3, B=5)
+    assert simulate(pipeline_dag(one_f_one_b, 4, 6), costs=slow).makespan == 8 * (6 + 3)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 4), (4, 8), (4, 2)])
+def test_live_activations_of_1f1b_and_gpipe(stages, microbatches):
+    for schedule, live in ((gpipe, lambda stage: microbatches), (one_f_one_b, lambda s: min(stages - s, microbatches))):
+        report = simulate(pipeline_dag(schedule, stages, microbatches))
+        for stage, group in enumerate(report.groups):
+            assert group.memory.peak_of_kind("activations").activations == RESIDUAL * live(stage)
+
+
+def test_memory_by_kind():
+    memory = simulate(pipeline_dag(one_f_one_b, 3, 4)).group("g1").memory
+    first, last = memory.steps[0], memory.steps[-1]
+    assert (first.parameters, first.optimizer, first.gradients) == (PARAMETER, OPTIMIZER, 0)
+    assert last[1:] == first[1:], "a step leaves memory as it found it"
+    assert memory.peak.gradients == PARAMETER
+    assert memory.peak_of_kind("transfers").transfers >= ACTIVATION
+    assert memory.peak.time == 5, "the first backward of the middle stage starts at 5"
+
+
+def test_rematerialization_keeps_inputs_and_recomputes():
+    dag = pipeline_dag(gpipe, 3, 4)
+    remat = replace(dag, ops={name: replace(op, remat="nothing_saveable") for name, op in dag.ops.items()})
+    memory = simulate(remat).group("g1").memory
+    assert memory.peak_of_kind("activations").activations == 4 * ACTIVATION
+    assert memory.peak_of_kind("temporary").temporary == RESIDUAL
+    slower = simulate(remat, costs=RooflineCosts(hardware=TOY)).makespan
+    assert slower == pytest.approx(simulate(dag, costs=RooflineCosts(hardware=TOY)).makespan * 4 / 3, rel=1e-2)
+
+
+def test_equal_inputs_give_equal_reports():
+    dag = pipeline_dag(one_f_one_b, 4, 8, devices_per_stage=2)
+    assert simulate(dag, hardware="h100") == simulate(dag, hardware="h100")
+
+
+def test_critical_path_is_contiguous_and_as_long_as_the_step():
+    report = simulate(pipeline_dag(one_f_one_b, 4, 8), hardware="a100")
+    path = [span for span in report.critical_path if span.kind != "recv"]
+    assert path[0].start == 0
+    assert path[-1].end == report.makespan
+    assert all(before.end == after.start for before, after in zip(path, path[1:], strict=False))
+
+
+def test_replicas_and_microbatches_divide_the_work():
+    whole = simulate(pipeline_dag(gpipe, 1, 1), hardware=TOY).makespan
+    assert whole == pytest.approx(3.0)
+    assert simulate(pipeline_dag(gpipe, 1, 4), hardware=TOY).makespan == pytest.approx(3.0)
+    assert simulate(pipeline_dag(gpipe, 1, 1, devices_per_stage=2), hardware=TOY).makespan == pytest.approx(1.5)
+
+
+# -- streams and links ----------------------------------------------------------------------------
+def _compute(op: str, group: str, stream: str = "compute") -> Compute:
+    return Compute(id=NodeId(op, "F", PP=0), group=group, stream=stream)
+
+
+def _dag(nodes, data=(), slots=(), groups=("g0", "g1"), order=()) -> Dag:
+    computed = {node.id.op for node in nodes if isinstance(node, Compute)}
+    return Dag(
+        nodes={node.id: node for node in nodes},
+        data=tuple(data),
+        order=tuple(order),
+        slots=tuple(Slot(group=group, nodes=tuple(ids)) for group, ids in slots),
+        ops={op: Op(name=op, flops_forward=2 * 10**12) for op in computed},
+        values={name: Value(name=name, nbytes=MEGABYTE) for name in ("x", "y")},
+        groups={g: DeviceGroup(name=g, devices=(2 * i, 2 * i + 1), axes=(("data", 2),)) for i, g in enumerate(groups)},
+    )
+
+
+def _spans(report, kind):
+    return [(span.nodes[0].op, span.start, span.end, span.blocked) for span in report.timeline if span.kind == kind]
+
+
+def test_different_streams_overlap_and_one_stream_is_serial():
+    one, other = _compute("a", "g0"), _compute("b", "g0")
+    assert simulate(_dag([one, other]), hardware=TOY).makespan == pytest.approx(2.0)
+    aside = replace(other, stream="aside")
+    report = simulate(_dag([one, aside]), hardware=TOY)
+    assert report.makespan == pytest.approx(1.0)
+    assert report.group("g0").busy == pytest.approx({"compute": 1.0, "aside": 1.0})
+    assert report.group("g0").bubble == pytest.approx(0.0)
+
+
+def _pair(word: str, src: str, dst: str, value: str, stream: str = "recv") -> tuple[Send, Recv]:
+    send, recv = NodeId(f"send {word}", "F"), NodeId(f"recv {word}", "F")
+    return (
+        Send(id=send, group=src, peer=dst, values=(value,), match=recv),
+        Recv(id=recv, group=dst, peer=src, values=(value,), match=send, stream=stream),
+    )
+
+
+def test_transfers_share_a_link_in_turn():
+    x, y = _pair("x", "g0", "g1", "x"), _pair("y", "g0", "g2", "y")
+    start = [_compute(name, name) for name in ("g0", "g1", "g2")]
+    edges = [DataEdge(pair[0].id, pair[1].id, pair[0].values) for pair in (x, y)]
+    report = simulate(_dag([*start, *x, *y], edges, groups=("g0", "g1", "g2")), hardware=TOY)
+    assert _spans(report, "send") == [("send x", 0.0, 1.0, 0.0), ("send y", 1.0, 2.0, 1.0)]
+
+
+def test_an_early_receive_blocks_its_stream():
+    send, recv = _pair("x", "g0", "g1", "x", stream="compute")
+    first, work = _compute("first", "g0"), _compute("work", "g1")
+    data = [DataEdge(first.id, send.id, ("x",)), DataEdge(send.id, recv.id, ("x",))]
+    early = _dag([first, send, recv, work], data, slots=[("g1", [recv.id]), ("g1", [work.id])])
+    late = _dag([first, send, recv, work], data, slots=[("g1", [work.id]), ("g1", [recv.id])])
+    assert simulate(late, hardware=TOY).makespan == pytest.approx(2.0)
+    report = simulate(early, hardware=TOY)
+    assert report.makespan == pytest.approx(3.0)
+    assert _spans(report, "recv") == [("recv x", 1.0, 2.0, 1.0)]
+
+
+def test_a_slot_hides_communication_under_compute():
+    a2a = Collective(id=NodeId("all_to_all x", "F"), group="g0", kind="all_to_all", axes=("data",), values=("x",))
+    before, after, other = _compute("before", "g0"), _compute("after", "g0"), _compute("other", "g0")
+    data = [DataEdge(before.id, a2a.id, ("x",)), DataEdge(a2a.id, after.id, ("x",))]
+    members = [before.id, a2a.id, after.id, other.id]
+    apart = simulate(_dag([before, a2a, after, other], data), hardware=TOY)
+    together = simulate(_dag([before, a2a, after, other], data, slots=[("g0", members)]), hardware=TOY)
+    assert apart.makespan == pytest.approx(3.5)
+    assert together.makespan == pytest.approx(3.0)
+    assert _spans(together, "all_to_all") == [("all_to_all x", 1.0, 1.5, 0.0)]
+
+
+def test_collectives_on_a_joint_group_wait_for_all_members():
+    early, late, later = _compute("early", "g0"), _compute("late", "g1"), _compute("later", "g1")
+    reduce = Collective(id=NodeId("all_reduce w", "B"), group="g0+g1", kind="all_reduce", values=("x",))
+    dag = _dag([early, late, later, reduce], [DataEdge(n.id, reduce.id, ("x",)) for n in (early, late, later)])
+    joint = DeviceGroup(name="g0+g1", devices=(0, 1, 2, 3), axes=(("owner", 2), ("data", 2)))
+    report = simulate(replace(dag, groups={**dag.groups, "g0+g1": joint}), hardware=TOY)
+    assert [(span.group, span.start, span.end) for span in report.timeline if span.kind == "all_reduce"] == [
+        ("g0", 2.0, 3.5),
+        ("g1", 2.0, 3.5),
+    ]
+
+
+def test_devices_that_share_cores_slow_each_other():
+    nodes = [_compute("a", "g0"), _compute("b", "g1")]
+    assert simulate(_dag(nodes), hardware=replace(TOY, concurrency=1.0)).makespan == pytest.approx(2.0)
+    assert simulate(_dag(nodes), hardware=replace(TOY, concurrency=2.0)).makespan == pytest.approx(1.0)
+
+
+def test_a_cyclic_order_is_named():
+    a, b = _compute("a", "g0"), _compute("b", "g0")
+    with pytest.raises(PlanError) as caught:
+        simulate(_dag([a, b], order=[OrderEdge(a.id, b.id), OrderEdge(b.id, a.id)]))
+    assert len(str(caught.value).splitlines()) <= 12
+    assert "F[PP=0] a" in str(caught.value)
+
+
+# -- costs ------------------------------------------------------------------------------------------
+def test_measured_costs_by_pass_and_from_a_timeline():
+    dag = pipeline_dag(one_f_one_b, 3, 4)
+    table = {(op, PASS): seconds for op in dag.ops for PASS, seconds in (("F", 0.25), ("B", 0.5))}
+    report = simulate(dag, costs=table)
+    assert (report.costs, report.time_unit) == ("measured", "s")
+    assert report.makespan == pytest.approx(0.75 * 6)
+    again = simulate(dag, costs=MeasuredCosts.from_timeline(report.timeline))
+    assert again.makespan == pytest.approx(report.makespan)
+
+
+def test_a_missing_measurement_is_named():
+    with pytest.raises(ConfigError, match=r"no measured cost for F\[PP=0,MB=0\] layers.0"):
+        simulate(pipeline_dag(gpipe, 2, 2), costs={("layers.1", "F"): 1.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"hardware": "h10"}, "did you mean 'h100'?"),
+        ({"costs": "units"}, "did you mean 'unit'?"),
+        ({"costs": "roofline"}, "hardware='h100'"),
+    ],
+)
+def test_unknown_names_are_errors_with_a_suggestion(options, text):
+    with pytest.raises(ConfigError) as caught:
+        simulate(pipeline_dag(gpipe, 2, 2), **options)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "h200", "v5e", "v5p", "v6e", "cpu", "H100"])
+def test_every_profile_gives_a_finite_step(name):
+    report = simulate(pipeline_dag(one_f_one_b, 4, 8, devices_per_stage=4), hardware=name)
+    assert 0 < report.makespan < 3600
+    assert 0 < report.bubble < 1
+    assert report.costs == f"roofline {name.lower()}"
