@@ -1,0 +1,69 @@
+"""Error families. Every user-facing fault is one of these, at most 12 lines, naming what, where and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+MAX_LINES = 12
+
+
+class PiperError(Exception):
+    """Base of all errors raised for a user's mistake or a fault at run time.
+
+    Args:
+      what: one line that names the directive or object, the place and the fault.
+      detail: further lines (indented in the message), truncated so that the whole stays within 12 lines.
+      help: the change that would make it work.
+      **data: facts for programs that catch the error; they become attributes in ``error.data``.
+    """
+
+    def __init__(self, what: str, *, detail: Iterable[str] = (), help: str = "", **data: object):
+        self.what, self.detail, self.help, self.data = what, tuple(detail), help, data
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        head = self.what.splitlines() or [""]
+        tail = [f"help: {self.help}"] if self.help else []
+        room = MAX_LINES - len(head) - len(tail)
+        body = [line for text in self.detail for line in text.splitlines()]
+        if len(body) > room:
+            body = [*body[: max(room - 1, 0)], f"... and {len(body) - max(room - 1, 0)} more lines"]
+        return "\n".join([*head[:MAX_LINES], *("    " + line for line in body), *tail])
+
+
+class AnnotationError(PiperError):
+    """An annotation on the model is wrong or contradicts another one."""
+
+
+class TraceError(PiperError):
+    """The loss function, parameters, batch or optimizer cannot be traced as asked."""
+
+
+class FilterError(PiperError):
+    """A filter names something that does not exist, or matches nothing."""
+
+
+class DirectiveError(PiperError):
+    """A directive cannot be applied to this plan."""
+
+
+class PlanError(PiperError):
+    """A plan breaks a rule of the checker, or cannot be loaded or bound."""
+
+
+class ConfigError(PiperError):
+    """A configuration file or command line is wrong (exit code 2)."""
+
+
+class RuntimeFault(PiperError):
+    """A fault while a step runs: wrong arguments, too few devices, a stuck transfer."""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """``"did you mean '1F1B'?"`` for the nearest known word, else the list of known words."""
+    known = sorted(set(known))
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5) or [
+        k for k in known if k.lower() == word.lower()
+    ]
+    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)

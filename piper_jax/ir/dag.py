@@ -1,0 +1,55 @@
+"""The global training DAG: nodes, edges, the order of each group, and the tables they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Bucket, DataEdge, DeviceGroup, Node, Op, OrderEdge, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Nodes of one group that become one program; their collectives may overlap their compute."""
+
+    group: str
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coupling:
+    """What an optimizer update exchanges between groups after ``round`` (a global norm): some scalars."""
+
+    round: int
+    buckets: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dag:
+    """One training step over all devices. A value: directives return new ones.
+
+    Attributes:
+      nodes: in a deterministic order that is topological where no order directive says otherwise.
+      data, order: edges.
+      slots: the slots named by ``order`` directives, in the order in which each group runs them. Nodes in no slot run
+        as early as their edges allow, each as a slot of its own.
+      ops, values, buckets, groups: the static tables, by name.
+      couplings: exchanges between rounds of the optimizer update.
+      num_microbatches: 1 before ``split``.
+      memo: facts derived from the other fields (an index, the contracted graph), computed once; never saved.
+    """
+
+    nodes: Mapping[NodeId, Node] = field(default_factory=dict)
+    data: tuple[DataEdge, ...] = ()
+    order: tuple[OrderEdge, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    ops: Mapping[str, Op] = field(default_factory=dict)
+    values: Mapping[str, Value] = field(default_factory=dict)
+    buckets: Mapping[str, Bucket] = field(default_factory=dict)
+    groups: Mapping[str, DeviceGroup] = field(default_factory=dict)
+    couplings: tuple[Coupling, ...] = ()
+    num_microbatches: int = 1
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

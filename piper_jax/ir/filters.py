@@ -1,0 +1,216 @@
+"""Filters: which nodes of a plan a directive acts on, as data that prints as the text a user writes.
+
+``where(PP=0, PASS="F")`` selects by coordinates and path; filters combine with ``~``, ``&`` and ``|``. A filter selects
+compute nodes; updates are selected only where ``PASS="U"`` is named.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import assert_never
+
+from piper_jax.errors import FilterError, suggest
+from piper_jax.ir.ids import PASSES, NodeId
+
+Spec = int | range | tuple[int, ...] | EllipsisType
+"""What a coordinate may be: one number, a range, several numbers, or ``...`` for any number (but not none)."""
+
+ADMITTED = {"F": ("F",), "B": ("B", "BI", "BW"), "BI": ("BI",), "BW": ("BW",), "U": ("U",)}
+"""The passes of nodes that each named pass selects."""
+
+
+class Combinable:
+    """The operators that every filter has."""
+
+    __slots__ = ()
+
+    def __invert__(self: Filter) -> Not:
+        return Not(inner=self)
+
+    def __and__(self: Filter, other: Filter) -> And:
+        return And(left=self, right=other)
+
+    def __or__(self: Filter, other: Filter) -> Or:
+        return Or(left=self, right=other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where(Combinable):
+    """Nodes whose coordinates and path agree with every field that is not None. Made by :func:`where`."""
+
+    PP: Spec | None = None
+    EP: Spec | None = None
+    MB: Spec | None = None
+    PASS: tuple[str, ...] | None = None
+    path: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{name}={_spec_text(spec)}" for name, spec in self.coordinates()]
+        for name, words in (("PASS", self.PASS), ("path", self.path)):
+            if words is not None:
+                inner = ", ".join(f'"{word}"' for word in words)
+                parts.append(f"{name}={inner}" if len(words) == 1 else f"{name}=({inner})")
+        return f"where({', '.join(parts)})"
+
+    def coordinates(self) -> Iterator[tuple[str, Spec]]:
+        """The numeric coordinates that are named, with what they may be."""
+        for name, spec in (("PP", self.PP), ("EP", self.EP), ("MB", self.MB)):
+            if spec is not None:
+                yield name, spec
+
+    def admits_id(self, node: NodeId) -> bool:
+        """Whether pass and coordinates agree, leaving the path aside."""
+        if self.PASS is None:
+            if node.PASS == "U":
+                return False
+        elif not any(node.PASS in ADMITTED[name] for name in self.PASS):
+            return False
+        return (
+            (self.PP is None or admits(self.PP, node.PP))
+            and (self.EP is None or admits(self.EP, node.EP))
+            and (self.MB is None or admits(self.MB, node.MB))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Not(Combinable):
+    """Compute nodes that ``inner`` does not select."""
+
+    inner: Filter
+
+    def __str__(self) -> str:
+        return f"~{self.inner}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class And(Combinable):
+    """Nodes that both select."""
+
+    left: Filter
+    right: Filter
+
+    def __str__(self) -> str:
+        return f"({self.left} & {self.right})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Or(Combinable):
+    """Nodes that either selects."""
+
+    left: Filter
+    right: Filter
+
+    def __str__(self) -> str:
+        return f"({self.left} | {self.right})"
+
+
+Filter = Where | Not | And | Or
+
+
+def where(
+    path: str | Iterable[str] | None = None,
+    *,
+    PASS: str | Iterable[str] | None = None,
+    PP: Spec | None = None,
+    EP: Spec | None = None,
+    MB: Spec | None = None,
+    **unknown: object,
+) -> Where:
+    """Selects nodes by coordinates and module path; ``where()`` selects all computation.
+
+    Args:
+      path: module path such as ``"layers.0"`` (which contains ``layers.0.mlp``), a pattern such as ``"*.experts"``, or
+        several of them.
+      PASS: ``"F"``, ``"B"``, ``"BI"``, ``"BW"``, ``"U"`` or several; ``"B"`` selects BI and BW too.
+      PP, EP, MB: a number, a range, a tuple of numbers, or ``...`` for any.
+      **unknown: any other name is an error.
+
+    Returns:
+      A filter, which is a value: it prints as this call.
+
+    Raises:
+      FilterError: an unknown name or pass, a negative or non-integer coordinate, or MB together with ``PASS="U"``.
+    """
+    for name in unknown:
+        raise FilterError(
+            f"where({name}=...): unknown coordinate {name!r}.", help=suggest(name, ("PASS", "PP", "EP", "MB", "path"))
+        )
+    passes = _words(PASS)
+    for name in passes or ():
+        if name not in PASSES:
+            raise FilterError(f"where(PASS={name!r}): unknown pass.", help=suggest(name, PASSES))
+    if MB is not None and passes is not None and "U" in passes:
+        raise FilterError(
+            "where(PASS='U', MB=...): an update has no MB, it runs once per step.", help="leave MB out of this filter."
+        )
+    for name, spec in (("PP", PP), ("EP", EP), ("MB", MB)):
+        _require_spec(name, spec)
+    return Where(PP=PP, EP=EP, MB=MB, PASS=passes, path=_words(path))
+
+
+def leaves(filter: Filter) -> Iterator[Where]:
+    """Every ``where`` inside a filter, left to right."""
+    match filter:
+        case Where():
+            yield filter
+        case Not(inner=inner):
+            yield from leaves(inner)
+        case And(left=left, right=right) | Or(left=left, right=right):
+            yield from leaves(left)
+            yield from leaves(right)
+        case _ as never:
+            assert_never(never)
+
+
+def selects(filter: Filter, node: NodeId, paths: Callable[[NodeId], tuple[str, ...]]) -> bool:
+    """Whether ``filter`` selects ``node``, whose module paths ``paths`` gives."""
+    match filter:
+        case Where():
+            return filter.admits_id(node) and (filter.path is None or under(filter.path, paths(node)))
+        case Not(inner=inner):
+            return node.PASS != "U" and not selects(inner, node, paths)
+        case And(left=left, right=right):
+            return selects(left, node, paths) and selects(right, node, paths)
+        case Or(left=left, right=right):
+            return selects(left, node, paths) or selects(right, node, paths)
+        case _ as never:
+            assert_never(never)
+
+
+def admits(spec: Spec, value: int | None) -> bool:
+    """Whether a coordinate's value agrees with what a filter names for it."""
+    if value is None:
+        return False
+    if isinstance(spec, EllipsisType):
+        return True
+    return value == spec if isinstance(spec, int) else value in spec
+
+
+def under(patterns: tuple[str, ...], paths: tuple[str, ...]) -> bool:
+    """Whether any path is, lies under, or matches one of the patterns."""
+    return any(
+        path == pattern or path.startswith(pattern + ".") or fnmatch.fnmatchcase(path, pattern)
+        for pattern in patterns
+        for path in paths
+    )
+
+
+def _words(words: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return words if words is None else (words,) if isinstance(words, str) else tuple(words)
+
+
+def _require_spec(name: str, spec: object) -> None:
+    numbers: Iterable[object] = spec if isinstance(spec, tuple | range) else () if spec in (None, ...) else (spec,)
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise FilterError(
+                f"where({name}={spec!r}): {number!r} is not a coordinate.",
+                help=f"{name} is a number from 0, a range, a tuple of numbers, or ... for any.",
+            )
+
+
+def _spec_text(spec: Spec) -> str:
+    return "..." if isinstance(spec, EllipsisType) else repr(spec)

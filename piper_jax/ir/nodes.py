@@ -1,0 +1,203 @@
+"""The closed set of node classes, and the static tables that nodes refer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from piper_jax.ir.ids import NodeId
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+LeafKind = Literal["trainable", "mutable", "constant"]
+Every = Literal["step", "microbatch"]
+
+
+# -- nodes: one per device group, never per device ------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """One pass (F, B, BI or BW) of one operation for one microbatch on one group."""
+
+    id: NodeId
+    group: str | None = None
+    stream: str = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """The optimizer update of state buckets on one of their owner groups, once per step.
+
+    ``round``: updates that mix groups (a global norm) run in rounds with a small reduction in between; most have only
+    round 0.
+    """
+
+    id: NodeId
+    group: str | None = None
+    stream: str = "compute"
+    buckets: tuple[str, ...] = ()
+    round: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Values leave ``group`` for ``peer``; ``match`` is the Recv there."""
+
+    id: NodeId
+    group: str | None = None
+    stream: str = "send"
+    peer: str
+    values: tuple[str, ...]
+    match: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recv:
+    """Values from ``peer`` arrive on ``group``; ``match`` is the Send there."""
+
+    id: NodeId
+    group: str | None = None
+    stream: str = "recv"
+    peer: str
+    values: tuple[str, ...]
+    match: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective over mesh ``axes`` of ``group`` (an empty ``axes`` means all devices of the group).
+
+    ``values`` are names of ``Dag.values``; ``bucket`` names the state that is gathered or reduced, if it is state.
+    """
+
+    id: NodeId
+    group: str | None = None
+    stream: str = "compute"
+    kind: CollectiveKind
+    axes: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    bucket: str | None = None
+
+
+Node = Compute | Update | Send | Recv | Collective
+
+
+# -- static tables ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """What a compute node computes, shared by its passes and microbatches. Costs are of the WHOLE batch.
+
+    Attributes:
+      name: unique, from module paths, such as ``"layers.0-1"``.
+      units: indices of the traced units (regions or automatic cut points) merged into it, ascending.
+      PP, EP: region coordinates, None outside of such regions.
+      path, source: module path and ``file.py:line`` for messages.
+      flops_forward, flops_backward_input, flops_backward_weight: floating-point operations.
+      residual_bytes: saved from forward for backward, without parameters and batch inputs.
+      reads: state buckets read.  batch_inputs: paths of batch leaves read.
+      has_backward: False where nothing trainable is upstream.  splittable: BI and BW can be separate.
+      remat: name of a ``jax.checkpoint`` policy, or None to save all residuals.
+      shard_axis: mesh axis over which the region's experts are sharded, or None.
+    """
+
+    name: str
+    units: tuple[int, ...] = ()
+    PP: int | None = None
+    EP: int | None = None
+    path: str = ""
+    source: str = ""
+    flops_forward: int = 0
+    flops_backward_input: int = 0
+    flops_backward_weight: int = 0
+    residual_bytes: int = 0
+    reads: tuple[str, ...] = ()
+    batch_inputs: tuple[str, ...] = ()
+    has_backward: bool = True
+    splittable: bool = True
+    remat: str | None = None
+    shard_axis: str | None = None
+    shard_stream: str = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A named array at global shape. ``batch_dim`` is the dim that microbatches and replicas divide, or None.
+
+    Names: ``dot_general.57`` (equation of the trace), ``d dot_general.57`` (its cotangent), ``residuals layers.0``,
+    ``gradient BUCKET``, ``parameters BUCKET``, ``state BUCKET``.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    batch_dim: int | None = None
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One logical leaf of the model's state: path in the model, shape, dtype, kind."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: LeafKind
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """How a bucket is replicated over ``axes``: plain data parallelism, or ZeRO-1/2/3 by the shard_* flags."""
+
+    axes: tuple[str, ...] = ("data",)
+    shard_optimizer: bool = False
+    shard_grads: bool = False
+    shard_params: bool = False
+    bucket_bytes: int | None = None
+    reduce_every: Every = "step"
+    gather_distance: int = 1
+    reduce_stream: str = "compute"
+    gather_stream: str = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """State leaves with the same readers, owned, reduced and updated together.
+
+    The owners are the groups whose compute nodes read it, in group order: several for tied weights and for stages that
+    a two-way schedule keeps twice. ``optimizer_bytes`` is the optimizer state of these leaves.
+    """
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    replication: Replication | None = None
+    optimizer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """A named array of logical device ids, row-major over ``axes`` ((name, size), ...), outermost first.
+
+    A flat tuple of ids means one axis, ``data``.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...] = ()
+
+
+# -- edges --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class DataEdge:
+    """Values go straight from their producer to one consumer."""
+
+    src: NodeId
+    dst: NodeId
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderEdge:
+    """``src`` is finished before ``dst`` starts, though no value passes."""
+
+    src: NodeId
+    dst: NodeId
+    reason: str = "order"

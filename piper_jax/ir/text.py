@@ -1,0 +1,80 @@
+"""A DAG as text: what each group runs, slot by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from piper_jax.ir.dag import Dag, Slot
+from piper_jax.ir.device_groups import axes_of
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.linear import linearize
+from piper_jax.ir.nodes import Bucket, Collective, Compute, DeviceGroup, Node, Recv, Send, Update
+
+
+def dag_text(dag: Dag) -> str:
+    """The canonical text of a completed DAG: groups, state, and every slot of every group in its order.
+
+    A line is one slot; members of one slot are joined by ``with``. Equal DAGs give equal text.
+    """
+    lines = ["groups", *(f"  {group_text(group)}" for group in dag.groups.values())]
+    lines += ["state", *(f"  {bucket_text(bucket)}" for bucket in dag.buckets.values())]
+    for group, slots in linearize(dag).items():
+        lines += [group, *(f"  {slot_text(dag, slot, group)}" for slot in slots)]
+    return "\n".join(lines) + "\n"
+
+
+def group_text(group: DeviceGroup) -> str:
+    """``g0: devices 0-3, data=2 expert=2``."""
+    ids = group.devices
+    consecutive = len(ids) > 1 and ids == tuple(range(ids[0], ids[0] + len(ids)))
+    devices = f"{ids[0]}-{ids[-1]}" if consecutive else ",".join(str(i) for i in ids)
+    return f"{group.name}: devices {devices}, " + " ".join(f"{axis}={size}" for axis, size in axes_of(group))
+
+
+def bucket_text(bucket: Bucket) -> str:
+    """``embed: 2 leaves, 1024 bytes, ZeRO-3 over data``."""
+    nbytes = sum(leaf.nbytes for leaf in bucket.leaves)
+    count = f"{len(bucket.leaves)} leaf" if len(bucket.leaves) == 1 else f"{len(bucket.leaves)} leaves"
+    r = bucket.replication
+    if r is None:
+        return f"{bucket.name}: {count}, {nbytes} bytes"
+    how = "ZeRO-3" if r.shard_params else "ZeRO-2" if r.shard_grads else "ZeRO-1" if r.shard_optimizer else "replicated"
+    return f"{bucket.name}: {count}, {nbytes} bytes, {how} over {' x '.join(r.axes)}"
+
+
+def slot_text(dag: Dag, slot: Slot, group: str) -> str:
+    """The members of a slot; ``(on g0+g3)`` where it is on a joint group."""
+    text = " with ".join(node_text(dag.nodes[node]) for node in slot.nodes)
+    return text if slot.group == group else f"{text}  (on {slot.group})"
+
+
+def node_text(node: Node) -> str:
+    """One node with what it moves or updates."""
+    match node:
+        case Compute():
+            return str(node.id)
+        case Update(buckets=buckets):
+            return f"{node.id}: {', '.join(buckets)}"
+        case Send(values=values) | Recv(values=values):
+            return f"{node.id}: {', '.join(values)}"
+        case Collective(axes=axes, values=values):
+            return f"{node.id} over {' x '.join(axes) or 'all'}: {', '.join(values)}"
+
+
+def cells(nodes: Iterable[NodeId], show_stage: bool) -> str:
+    """A slot in a grid: ``F3``, ``B2``, ``F3+B2``; with the stage, ``F1.3`` is microbatch 3 of stage 1."""
+    seen: dict[str, None] = {}
+    for node in nodes:
+        stage = f"{node.PP}." if show_stage and node.PP is not None else ""
+        seen.setdefault(f"{node.PASS}{stage}{'' if node.MB is None else node.MB}", None)
+    return "+".join(seen)
+
+
+def order_rows(dag: Dag) -> Mapping[str, tuple[str, ...]]:
+    """For each group the computation in its order, one cell a slot, communication left out."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for group, slots in linearize(dag).items():
+        computed = [[n for n in slot.nodes if isinstance(dag.nodes[n], Compute | Update)] for slot in slots]
+        show_stage = len({n.PP for nodes in computed for n in nodes if n.PP is not None}) > 1
+        rows[group] = tuple(cells(nodes, show_stage) for nodes in computed if nodes)
+    return rows

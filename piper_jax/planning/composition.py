@@ -1,0 +1,81 @@
+"""Applying a strategy: its named directives, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piper_jax.errors import DirectiveError, suggest
+from piper_jax.ir.filters import where
+from piper_jax.planning.plan import Plan
+from piper_jax.planning.registry import PHASES, Registered, find_strategy
+from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions, directive
+
+ZERO = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
+SCHEDULE = "1F1B"
+REPLICAS = ("data", "expert")
+
+
+def compose(plan: Plan, strategy: object) -> Plan:
+    """The plan with all directives of ``strategy`` applied.
+
+    Directives are sorted by phase, and by text within one, so their order in the text does not change the meaning. A
+    missing schedule is 1F1B; a missing replication is plain data parallelism over the replicas.
+
+    Raises:
+      DirectiveError: an unknown name or option, or two directives that contradict each other.
+    """
+    if not isinstance(strategy, Strategy):
+        raise DirectiveError(f"{strategy!r} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...).")
+    named = [(item, find_strategy(item.name)) for item in _all_directives(strategy)]
+    for item, registered in named:
+        _require_known_options(item, registered)
+    _require_one_schedule(named)
+    if not any(registered.phase == "schedule" for _, registered in named):
+        named.insert(0, (directive(SCHEDULE), find_strategy(SCHEDULE)))
+    for item, registered in sorted(named, key=lambda pair: PHASES.index(pair[1].phase)):
+        plan = _applied(plan, strategy, item, registered)
+    replicas = strategy.data_parallel * strategy.expert_parallel
+    if replicas > 1 and not any(registered.phase == "replicate" for _, registered in named):
+        plan = plan.replicate(where(), axes=REPLICAS)
+    return plan
+
+
+def _all_directives(strategy: Strategy) -> Sequence[Directive]:
+    """The directives, with ``zero_stage`` as the one that it is short for."""
+    listed = [item for item in strategy.directives if item.name in ZERO]
+    if not strategy.zero_stage:
+        return strategy.directives
+    name = ZERO[strategy.zero_stage - 1]
+    for item in listed:
+        if item.name != name:
+            raise DirectiveError(f"zero_stage={strategy.zero_stage} contradicts {item}.", help="name one ZeRO stage.")
+    return strategy.directives if listed else (*strategy.directives, directive(name))
+
+
+def _require_known_options(item: Directive, registered: Registered) -> None:
+    for name, _ in item.options:
+        if name not in registered.options:
+            known = "; ".join(f"{option}: {meaning}" for option, meaning in registered.options.items())
+            raise DirectiveError(
+                f"{item}: option {name!r} means nothing to {item.name}.",
+                detail=(known,) if known else (),
+                help=suggest(name, registered.options) if registered.options else f"{item.name} has no options.",
+            )
+
+
+def _require_one_schedule(named: Sequence[tuple[Directive, Registered]]) -> None:
+    schedules = [item for item, registered in named if registered.phase == "schedule"]
+    if len(schedules) > 1:
+        raise DirectiveError(
+            f"two schedules: {schedules[0]} and {schedules[1]}.", help="a schedule orders everything; name one."
+        )
+
+
+def _applied(plan: Plan, strategy: Strategy, item: Directive, registered: Registered) -> Plan:
+    result = registered.function(plan, StrategyOptions.of(strategy, dict(item.options)))
+    if not isinstance(result, Plan):
+        raise DirectiveError(
+            f"strategy {item.name!r} in {registered.file} returned {type(result).__name__}, not a plan.",
+            help="directives return new plans; end the function with return plan.",
+        )
+    return result

@@ -1,0 +1,64 @@
+"""A plan as text: its size, the directives that made it, and the order of each group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from piper_jax.ir.nodes import Compute
+from piper_jax.ir.text import group_text, order_rows
+
+if TYPE_CHECKING:
+    from piper_jax.planning.plan import Plan
+
+MAX_CELLS = 32
+MAX_ROWS = 24
+
+
+def plan_text(plan: Plan) -> str:
+    """What ``print(plan)`` shows: at most a few screens, whatever the size of the plan."""
+    lines = [_headline(plan)]
+    if plan.history:
+        lines += ["directives", *_shortened([f"  {record}" for record in plan.history])]
+    lines += _group_lines(plan) if _is_placed(plan) else _stage_lines(plan)
+    return "\n".join(lines)
+
+
+def _headline(plan: Plan) -> str:
+    devices = sum(len(group.devices) for group in plan.groups.values())
+    return (
+        f"plan  stages={plan.num_stages} microbatches={plan.num_microbatches} "
+        f"groups={len(plan.groups)} devices={devices} nodes={len(plan.dag.nodes)}"
+    )
+
+
+def _is_placed(plan: Plan) -> bool:
+    return bool(plan.groups) and not any(
+        isinstance(node, Compute) and node.group is None for node in plan.dag.nodes.values()
+    )
+
+
+def _stage_lines(plan: Plan) -> list[str]:
+    rows = [
+        f"  PP={op.PP} {op.name}: {op.flops_forward} forward operations, reads {', '.join(op.reads) or 'nothing'}"
+        for op in plan.dag.ops.values()
+    ]
+    return ["stages", *_shortened(rows)]
+
+
+def _group_lines(plan: Plan) -> list[str]:
+    groups = _shortened([f"  {group_text(group)}" for group in plan.groups.values()])
+    rows = order_rows(plan.complete())
+    shown = {name: row[:MAX_CELLS] for name, row in rows.items()}
+    width = max((len(cell) for row in shown.values() for cell in row), default=1)
+    margin = max((len(name) for name in rows), default=1)
+    grid = [
+        f"  {name:<{margin}} | "
+        + " ".join(f"{cell:<{width}}" for cell in row).rstrip()
+        + (f" ... {len(rows[name]) - MAX_CELLS} more" if len(rows[name]) > MAX_CELLS else "")
+        for name, row in shown.items()
+    ]
+    return ["groups", *groups, "order", *_shortened(grid)]
+
+
+def _shortened(rows: list[str]) -> list[str]:
+    return rows if len(rows) <= MAX_ROWS else [*rows[:MAX_ROWS], f"  ... {len(rows) - MAX_ROWS} more"]

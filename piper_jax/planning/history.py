@@ -1,0 +1,87 @@
+"""The directives that made a plan, as data: printed, saved and replayed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.filters import And, Filter, Not, Or, Where, selects
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import DeviceGroup
+from piper_jax.ir.selection import paths_of
+
+PACKAGE = Path(__file__).resolve().parents[1]
+MAX_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """One primitive directive as it was called.
+
+    Attributes:
+      name: ``"place"``.  arguments: by keyword, all plain data.  line: ``my_schedule.py:30``, where it was called.
+    """
+
+    name: str
+    arguments: tuple[tuple[str, object], ...]
+    line: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        shown = (_argument_text(name, value) for name, value in self.arguments)
+        return f"{self.name}({', '.join(shown)})"
+
+
+def user_line() -> str:
+    """``file.py:line`` of the innermost caller outside of this package; strategy files count as outside."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        inside = PACKAGE in path.parents and PACKAGE / "directives" not in path.parents
+        if not inside:
+            return f"{path.name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def earlier(history: Sequence[Applied], dag: Dag, name: str, node: NodeId) -> Applied | None:
+    """The latest directive called ``name`` that selected ``node``."""
+    for record in reversed(history):
+        if record.name != name:
+            continue
+        if name == "split" or any(selects(f, node, lambda n: paths_of(dag, n)) for f in _filters(record)):
+            return record
+    return None
+
+
+def _filters(record: Applied) -> Sequence[Filter]:
+    found: list[Filter] = []
+    pending = [value for _, value in record.arguments]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Where | Not | And | Or):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            pending.extend(value)
+    return found
+
+
+def _argument_text(name: str, value: object) -> str:
+    text = _value_text(value)
+    return text if name in ("filter", "slots") else f"{name}={text}"
+
+
+def _value_text(value: object) -> str:
+    match value:
+        case Where() | Not() | And() | Or():
+            return str(value)
+        case DeviceGroup(name=name):
+            return name
+        case list() | tuple() if value and isinstance(value[0], Where | Not | And | Or | tuple | list):
+            shown = [_value_text(item) for item in value[:MAX_SHOWN]]
+            more = [f"... {len(value) - MAX_SHOWN} more"] if len(value) > MAX_SHOWN else []
+            return "[" + ", ".join([*shown, *more]) + "]"
+        case _:
+            return repr(value)

@@ -1,0 +1,198 @@
+"""The plan: a DAG, the directives that made it, and the program that it was traced from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from piper_jax.errors import DirectiveError, FilterError, PlanError
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.filters import Filter
+from piper_jax.ir.forward import ForwardMap
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import DeviceGroup
+from piper_jax.ir.selection import is_split
+from piper_jax.planning.completion import complete
+from piper_jax.planning.history import Applied, earlier, user_line
+from piper_jax.primitives import PRIMITIVES
+
+
+class Source(Protocol):
+    """The traced program behind a plan; only lowering looks inside."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unbound:
+    """Stands for the program of a loaded plan until ``plan.bind``."""
+
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One training step over all devices, as a value: every directive returns a new plan.
+
+    Attributes:
+      dag: the DAG as the directives left it; :meth:`complete` gives it with all communication.
+      history: the primitive directives so far. ``fresh.replay(plan.history) == plan``.
+      source: the traced program, or :class:`Unbound`.
+      forward: what became of each node since the plan was traced or loaded, one to many.
+    """
+
+    dag: Dag
+    history: tuple[Applied, ...] = ()
+    source: Source = field(default=Unbound(), compare=False)
+    forward: ForwardMap = field(default=ForwardMap(), compare=False, repr=False)
+
+    # -- directives ---------------------------------------------------------------------------------------------
+    def cut(self, *, stages: int | Sequence[Sequence[int]]) -> Plan:
+        """Groups neighbouring units into stages; see :func:`piper_jax.primitives.cut`."""
+        return self._rewritten("cut", stages=stages)
+
+    def split(self, filter: Filter, *, num_microbatches: int, coordinate: str = "MB") -> Plan:
+        """Divides the batch into microbatches; see :func:`piper_jax.primitives.split`."""
+        return self._rewritten("split", filter=filter, num_microbatches=num_microbatches, coordinate=coordinate)
+
+    def place(
+        self, filter: Filter, *, group: DeviceGroup | tuple[int, ...] | int | str, stream: str = "compute"
+    ) -> Plan:
+        """Runs nodes on a group of devices; see :func:`piper_jax.primitives.place`."""
+        return self._rewritten("place", filter=filter, group=group, stream=stream)
+
+    def shard(self, filter: Filter, *, axis: str = "expert", stream: str = "compute") -> Plan:
+        """Divides experts over a mesh axis; see :func:`piper_jax.primitives.shard`."""
+        return self._rewritten("shard", filter=filter, axis=axis, stream=stream)
+
+    def replicate(self, filter: Filter, *, axes: tuple[str, ...] = ("data",), **options: Any) -> Plan:
+        """Data parallelism and ZeRO; see :func:`piper_jax.primitives.replicate`."""
+        return self._rewritten("replicate", filter=filter, axes=axes, **options)
+
+    def remat(self, filter: Filter, *, policy: str = "nothing_saveable") -> Plan:
+        """Activation checkpointing; see :func:`piper_jax.primitives.remat`."""
+        return self._rewritten("remat", filter=filter, policy=policy)
+
+    def order(self, slots: Sequence[Filter | tuple[Filter, ...]]) -> Plan:
+        """What runs one after another and what overlaps; see :func:`piper_jax.primitives.order`."""
+        return self._rewritten("order", slots=tuple(slots) if isinstance(slots, list) else slots)
+
+    def apply(self, strategy: object) -> Plan:
+        """Applies the named directives of a :class:`piper_jax.Strategy`, phase by phase."""
+        from piper_jax.planning.composition import compose
+
+        return compose(self, strategy)
+
+    def replay(self, history: Iterable[Applied]) -> Plan:
+        """Applies recorded directives again, such as those of another plan or a loaded one."""
+        plan = self
+        for record in history:
+            plan = plan._apply(record)
+        return plan
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+    @property
+    def num_stages(self) -> int:
+        """The number of PP coordinates."""
+        return len({node.PP for node in self.dag.nodes if node.PP is not None})
+
+    @property
+    def num_microbatches(self) -> int:
+        """1 before split."""
+        return self.dag.num_microbatches
+
+    @property
+    def is_split(self) -> bool:
+        return is_split(self.dag)
+
+    @property
+    def groups(self) -> Mapping[str, DeviceGroup]:
+        """The device groups that place directives named."""
+        return self.dag.groups
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the structure of the traced program."""
+        return self.source.fingerprint
+
+    def complete(self) -> Dag:
+        """The DAG with every communication and update; computed once. See :mod:`piper_jax.planning.completion`."""
+        known = self.dag.memo.get("completed")
+        if known is None:
+            known = self.dag.memo["completed"] = complete(self.dag)
+        return known
+
+    def check(self, *, memory_limit: int | None = None) -> Plan:
+        """Holds the completed plan against every rule of the checker.
+
+        Args:
+          memory_limit: bytes that each device may hold, or None for any.
+
+        Returns:
+          This plan, so that calls chain.
+
+        Raises:
+          PlanError: a rule is broken; the message names it.
+        """
+        from piper_jax.ir.rules import check
+
+        check(self.complete(), memory_limit=memory_limit)
+        return self
+
+    # -- in and out -------------------------------------------------------------------------------------------------
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as JSON, without the program; :func:`piper_jax.load_plan` reads it."""
+        from piper_jax.planning.storage import plan_json
+
+        Path(path).write_text(plan_json(self))
+
+    def bind(self, loss_fn: Any, params: Any, batch: Any, *, optimizer: Any = None, **options: Any) -> Plan:
+        """Gives a loaded plan the program that it was made from, so that it can run.
+
+        Args:
+          loss_fn, params, batch, optimizer: as for ``piper.trace``; shapes are enough.
+          **options: further arguments of ``piper.trace``.
+
+        Raises:
+          PlanError: the program has another structure than the one that the plan was made for.
+        """
+        from piper_jax.tracing import trace
+
+        fresh: Plan = trace(loss_fn, params, batch, optimizer=optimizer, **options)
+        if fresh.fingerprint != self.fingerprint:
+            raise PlanError(
+                f"this plan was made for another program: fingerprint {self.fingerprint}, given {fresh.fingerprint}.",
+                help="bind the same model, batch shapes and optimizer, or trace and plan anew.",
+            )
+        return replace(self, source=fresh.source)
+
+    def __str__(self) -> str:
+        from piper_jax.planning.display import plan_text
+
+        return plan_text(self)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+    def _rewritten(self, name: str, **arguments: object) -> Plan:
+        return self._apply(Applied(name=name, arguments=tuple(arguments.items()), line=user_line()))
+
+    def _apply(self, record: Applied) -> Plan:
+        try:
+            dag, forward = PRIMITIVES[record.name](self.dag, **dict(record.arguments))
+        except (DirectiveError, FilterError) as error:
+            self._raise_located(error, record)
+        return replace(self, dag=dag, history=(*self.history, record), forward=self.forward.then(forward))
+
+    def _raise_located(self, error: DirectiveError | FilterError, record: Applied) -> NoReturn:
+        """The same error, with the directive, its number and the user's line, and what it contradicts."""
+        detail = error.detail
+        conflict, node = error.data.get("conflict"), error.data.get("node")
+        if isinstance(conflict, str):
+            other = earlier(self.history, self.dag, conflict, node if isinstance(node, NodeId) else NodeId(""))
+            if other is not None:
+                detail = (*detail, f"by {other} at {other.line}", f"and {record} at {record.line}")
+        at = f" at {record.line}" if record.line else ""
+        what = f"{record.name}[{len(self.history)}]{at}: {error.what}"
+        raise type(error)(what, detail=detail, help=error.help, **error.data) from None

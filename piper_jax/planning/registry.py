@@ -1,0 +1,132 @@
+"""Named strategies: how they are registered and found."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from piper_jax.errors import DirectiveError, suggest
+from piper_jax.planning.plan import Plan
+from piper_jax.planning.strategies import StrategyOptions
+
+Phase = Literal["schedule", "shard", "replicate", "remat"]
+PHASES: tuple[Phase, ...] = ("schedule", "shard", "replicate", "remat")
+StrategyFunction = Callable[[Plan, StrategyOptions], Plan]
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A named strategy: a function from plan and options to plan, its phase, and its options with their meanings."""
+
+    name: str
+    phase: Phase
+    options: Mapping[str, str]
+    function: StrategyFunction
+    file: str
+
+
+_registered: dict[str, Registered] = {}
+_loaded: dict[Path, ModuleType] = {}
+
+
+def strategy(
+    name: str, *, phase: Phase = "schedule", options: Mapping[str, str] | None = None
+) -> Callable[[StrategyFunction], StrategyFunction]:
+    """Registers a strategy under a name, so that ``piper.directive(name)`` finds it.
+
+    ::
+
+        @piper.strategy("Mine", options={"depth": "how many microbatches are in flight"})
+        def mine(plan, options):
+            return plan.cut(stages=options.pipeline_parallel)...
+
+    Args:
+      name: how directives call it.
+      phase: ``"schedule"`` for what cuts, splits, places and orders (one per plan), else ``"shard"``, ``"replicate"``
+        or ``"remat"``.
+      options: the names of its own options with their meanings; any other is an error for its users.
+
+    Raises:
+      DirectiveError: another file has registered this name.
+    """
+    if phase not in PHASES:
+        raise DirectiveError(f"strategy({name!r}): there is no phase {phase!r}.", help=suggest(phase, PHASES))
+
+    def register(function: StrategyFunction) -> StrategyFunction:
+        file = function.__code__.co_filename
+        known = _registered.get(name)
+        if known is not None and known.file != file:
+            raise DirectiveError(
+                f"strategy {name!r} is registered twice.",
+                detail=(f"in {known.file}", f"and in {file}"),
+                help="give one of them another name.",
+            )
+        _registered[name] = Registered(
+            name=name, phase=phase, options=dict(options or {}), function=function, file=file
+        )
+        return function
+
+    return register
+
+
+def find_strategy(name: str) -> Registered:
+    """The strategy of this name.
+
+    Raises:
+      DirectiveError: there is none; the message suggests the nearest.
+    """
+    known = strategies()
+    if name not in known:
+        raise DirectiveError(f"there is no strategy {name!r}.", help=suggest(name, known))
+    return known[name]
+
+
+def strategies() -> Mapping[str, Registered]:
+    """All registered strategies by name, those that come with piper included."""
+    folder = directives_folder()
+    if folder is not None:
+        for path in sorted(folder.glob("*.py")):
+            if path.name != "__init__.py":
+                load_strategies(path)
+    return dict(sorted(_registered.items()))
+
+
+def load_strategies(path: str | Path) -> ModuleType:
+    """Runs a file that registers strategies, once.
+
+    Raises:
+      DirectiveError: there is no such file, or it raises.
+    """
+    path = Path(path).resolve()
+    if path in _loaded:
+        return _loaded[path]
+    if not path.is_file():
+        raise DirectiveError(f"there is no file {path}.", help="give the path of a Python file with @piper.strategy.")
+    name = f"piper_directives_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise DirectiveError(f"{path} is not a Python file.", help="give the path of a .py file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except DirectiveError:
+        raise
+    except Exception as error:
+        raise DirectiveError(f"{path} fails: {type(error).__name__}: {error}", help="correct the file.") from error
+    _loaded[path] = module
+    return module
+
+
+def directives_folder() -> Path | None:
+    """Where the strategies lie: inside the package when installed, beside it in a source tree."""
+    for folder in (PACKAGE / "directives", PACKAGE.parent / "directives"):
+        if folder.is_dir():
+            return folder
+    return None

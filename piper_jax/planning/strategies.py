@@ -1,0 +1,164 @@
+"""Strategies as values: degrees of parallelism and named directives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
+
+from piper_jax.errors import AnnotationError, DirectiveError, suggest
+from piper_jax.ir.nodes import DeviceGroup
+
+T = TypeVar("T")
+DEGREES = ("data_parallel", "pipeline_parallel", "expert_parallel", "tensor_parallel")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Directive:
+    """A named strategy with its options: a value, and a decorator of model classes. Made by :func:`directive`."""
+
+    name: str
+    options: tuple[tuple[str, object], ...]
+
+    def __init__(self, name: str, options: Mapping[str, object]):
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "options", tuple(options.items()))
+
+    def __call__(self, cls: type[T]) -> type[T]:
+        """Marks a model class; several decorators read from top to bottom."""
+        below = cls.__dict__.get("__piper_directives__", ())
+        cast(Any, cls).__piper_directives__ = (self, *below)
+        return cls
+
+    def __str__(self) -> str:
+        return f"directive({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options)])})"
+
+
+def directive(name: str, **options: object) -> Directive:
+    """Names a strategy, such as ``directive("DualPipeV", communication_overlap=True)``.
+
+    Args:
+      name: a registered strategy: one of those that come with piper, or your own (see :func:`piper_jax.strategy`).
+      **options: what the strategy declares; anything else is an error when it is applied.
+
+    Returns:
+      A value for ``Strategy(directives=...)`` that is also a class decorator.
+    """
+    if not isinstance(name, str):
+        raise DirectiveError(f"directive({name!r}): the name of a strategy is a string.", help='directive("1F1B").')
+    return Directive(name, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """How one training step is spread over devices.
+
+    Mesh axes multiply: devices = data x pipeline x expert x tensor.
+
+    Attributes:
+      data_parallel, pipeline_parallel, expert_parallel, tensor_parallel: degrees, at least 1.
+      zero_stage: 0 to 3; k is short for ``directive("ZeRO-k")``.
+      num_microbatches: per step; None means twice the pipeline degree, or 1 without pipeline.
+      directives: named strategies; the schedule is 1F1B where none is named.
+    """
+
+    data_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    tensor_parallel: int = 1
+    zero_stage: int = 0
+    num_microbatches: int | None = None
+    directives: tuple[Directive, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directives", tuple(self.directives))
+        for name in (*DEGREES, "num_microbatches"):
+            value = getattr(self, name)
+            if not (value is None and name == "num_microbatches") and not _is_count(value, 1):
+                raise DirectiveError(f"Strategy({name}={value!r}): not a number from 1.", help="use 1, 2, 3, ...")
+        if not _is_count(self.zero_stage, 0) or self.zero_stage > 3:
+            raise DirectiveError(f"Strategy(zero_stage={self.zero_stage!r}): not 0, 1, 2 or 3.", help="use 0 to 3.")
+        for item in self.directives:
+            if not isinstance(item, Directive):
+                raise DirectiveError(
+                    f"Strategy(directives=...): {item!r} is not a directive.", help=f"write piper.directive({item!r})."
+                )
+
+    @classmethod
+    def of(cls, model: object) -> Strategy:
+        """The strategy that a model class (or an instance of it) is annotated with.
+
+        Raises:
+          AnnotationError: the annotation names a degree that does not exist.
+        """
+        degrees: Mapping[str, int] = getattr(model, "__piper_degrees__", {})
+        known = tuple(f.name for f in fields(cls) if f.name != "directives")
+        for name in degrees:
+            if name not in known:
+                raise AnnotationError(f"annotate({name}=...): there is no degree {name!r}.", help=suggest(name, known))
+        return cls(directives=getattr(model, "__piper_directives__", ()), **cast(Any, dict(degrees)))
+
+    @property
+    def num_devices(self) -> int:
+        """The product of all degrees."""
+        return self.data_parallel * self.pipeline_parallel * self.expert_parallel * self.tensor_parallel
+
+    @property
+    def resolved_num_microbatches(self) -> int:
+        """The number given, or twice the pipeline degree, or 1 without pipeline."""
+        default = 2 * self.pipeline_parallel if self.pipeline_parallel > 1 else 1
+        return default if self.num_microbatches is None else self.num_microbatches
+
+    def __str__(self) -> str:
+        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "directives"]
+        given = [text for text, f in zip(shown, fields(self), strict=False) if getattr(self, f.name) != f.default]
+        named = [f"directives=({', '.join(map(str, self.directives))},)"] if self.directives else []
+        return f"Strategy({', '.join([*given, *named])})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyOptions:
+    """What a strategy function gets: the resolved degrees, the device groups, and the directive's own options.
+
+    ``options["name"]`` and ``options.get("name", default)`` read the latter.
+    """
+
+    data_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    tensor_parallel: int = 1
+    zero_stage: int = 0
+    num_microbatches: int = 1
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, strategy: Strategy, own: Mapping[str, Any]) -> StrategyOptions:
+        """The options with which a directive of ``strategy`` is applied."""
+        shared: dict[str, Any] = {name: getattr(strategy, name) for name in (*DEGREES, "zero_stage")}
+        return cls(num_microbatches=strategy.resolved_num_microbatches, own=dict(own), **shared)
+
+    def group(self, rank: int) -> DeviceGroup:
+        """The devices of a pipeline rank from 0: a group such as ``g0`` with axes data, expert and tensor."""
+        if not 0 <= rank < self.pipeline_parallel:
+            raise DirectiveError(
+                f"there is no pipeline rank {rank}.", help=f"ranks are 0 to {self.pipeline_parallel - 1}."
+            )
+        axes = (("data", self.data_parallel), ("expert", self.expert_parallel), ("tensor", self.tensor_parallel))
+        size = self.data_parallel * self.expert_parallel * self.tensor_parallel
+        return DeviceGroup(name=f"g{rank}", devices=tuple(range(rank * size, (rank + 1) * size)), axes=axes)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The directive's own option, or ``default``."""
+        return self.own.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.own:
+            raise DirectiveError(f"option {name!r} is not given.", help="use options.get(name, default).")
+        return self.own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,105 @@
+"""``order``: what each group runs one after another, and what overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from piper_jax.errors import DirectiveError
+from piper_jax.ir.contraction import contract
+from piper_jax.ir.cycles import cycle_lines, cycle_steps, shortest_cycle
+from piper_jax.ir.dag import Dag, Slot
+from piper_jax.ir.filters import Filter
+from piper_jax.ir.forward import Rewritten
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Compute
+from piper_jax.ir.selection import keep_index, select
+from piper_jax.primitives.backward_split import split_backwards
+
+
+def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
+    """Lets each group run its slots one after another; the members of one slot overlap.
+
+    A slot is a filter or a tuple of filters. What it selects on one group becomes one program, so that the compiler may
+    hide the communication of one member under the compute of another. A filter that selects nodes of several groups
+    makes a slot on each. Nodes that no slot names run as early as their edges allow. ``PASS="BI"`` and ``"BW"`` split
+    that backward pass into the part for inputs and the part for weights (zero bubble, arXiv 2401.10241). ::
+
+        g0: F[PP=0,MB=0], F[PP=0,MB=1], B[PP=0,MB=0], B[PP=0,MB=1] in any order that the edges allow
+        -->  order([where(MB=0, PASS="F"), (where(MB=1, PASS="F"), where(MB=0, PASS="B")), where(MB=1, PASS="B")])
+        g0: F[PP=0,MB=0] | F[PP=0,MB=1] with B[PP=0,MB=0] | B[PP=0,MB=1]
+
+    A second ``order`` continues after the first.
+
+    Raises:
+      DirectiveError: a node without a group, a node in two slots, members of one slot on different groups, a backward
+        that cannot be split, or an order that closes a cycle (which is printed).
+      FilterError: a filter selects nothing.
+    """
+    if not isinstance(slots, Iterable) or isinstance(slots, str):
+        raise DirectiveError("order takes a list of slots.", help='order([where(PASS="F"), where(PASS="B")]).')
+    listed = [slot if isinstance(slot, tuple) else (slot,) for slot in slots]
+    dag, forward = split_backwards(dag, [filter for slot in listed for filter in slot])
+    taken = {node: f"slot {i} of an earlier order" for i, slot in enumerate(dag.slots) for node in slot.nodes}
+    new: list[Slot] = []
+    for number, slot in enumerate(listed):
+        for group, members in _by_group(dag, number, slot).items():
+            for node in members:
+                if node in taken:
+                    raise DirectiveError(
+                        f"slot {number}: {node} is in {taken[node]} already.",
+                        help="list each node once.",
+                        conflict="order",
+                        node=node,
+                    )
+                taken[node] = f"slot {number}"
+            new.append(Slot(group=group, nodes=members))
+    ordered = keep_index(dag, replace(dag, slots=(*dag.slots, *new)))
+    _require_acyclic(ordered, first_new=len(dag.slots))
+    return Rewritten(ordered, forward)
+
+
+def _by_group(dag: Dag, number: int, slot: tuple[Filter, ...]) -> dict[str, tuple[NodeId, ...]]:
+    """The nodes of one slot on each group that it concerns."""
+    groups: dict[str, list[NodeId]] = {}
+    seen: dict[Filter, set[str]] = {}
+    for filter in slot:
+        seen[filter] = set()
+        for node in select(dag, filter):
+            found = dag.nodes[node]
+            if not isinstance(found, Compute):
+                raise DirectiveError(
+                    f"slot {number}: {filter} selects {node}; updates follow the last backward of their state.",
+                    help='leave PASS="U" out.',
+                )
+            if found.group is None:
+                raise DirectiveError(f"slot {number}: {node} has no group yet.", help="call plan.place(...) first.")
+            groups.setdefault(found.group, []).append(node)
+            seen[filter].add(found.group)
+    first = next(iter(seen.values()))
+    if any(on != first for on in seen.values()):
+        raise DirectiveError(
+            f"slot {number}: its members are on different groups, so they cannot overlap.",
+            detail=(f"{filter} is on {', '.join(sorted(on))}" for filter, on in seen.items()),
+            help="list them as separate slots, or place them on one group.",
+        )
+    return {group: tuple(members) for group, members in groups.items()}
+
+
+def _require_acyclic(dag: Dag, first_new: int) -> None:
+    contraction = contract(dag)
+    if contraction.is_acyclic:
+        return
+    steps = cycle_steps(dag, contraction, shortest_cycle(contraction))
+    new = {node for slot in dag.slots[first_new:] for node in slot.nodes}
+    orders = [i for i, (kind, _, dst) in enumerate(steps) if kind == "order" and dst in new]
+    added = orders[-1] if orders else None
+    steps = steps if added is None else [*steps[added + 1 :], *steps[: added + 1]]
+    _, src, dst = steps[-1]
+    fault = f"{src} before {dst} closes a cycle." if added is not None else f"the slot of {src} waits for itself."
+    raise DirectiveError(
+        fault,
+        detail=cycle_lines(steps, this_directive=len(steps) - 1),
+        help=f"list {dst} first." if added is not None else "let no member of a slot wait for another slot in between.",
+        cycle=tuple(step[1] for step in steps),
+    )

@@ -1,0 +1,56 @@
+"""``remat``: activations are computed again in the backward pass instead of saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from piper_jax.errors import DirectiveError, suggest
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.filters import Filter
+from piper_jax.ir.forward import Rewritten
+from piper_jax.ir.selection import keep_index, select
+
+POLICIES = (
+    "nothing_saveable",
+    "everything_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "checkpoint_dots",
+    "checkpoint_dots_with_no_batch_dims",
+)
+"""Names in ``jax.checkpoint_policies``."""
+
+
+def remat(dag: Dag, filter: Filter, *, policy: str = "nothing_saveable") -> Rewritten:
+    """Saves only what ``policy`` allows of the selected operations, and computes the rest again in the backward pass.
+
+    Also called activation checkpointing or recomputation (Chen et al., arXiv 1604.06174). ::
+
+        F layers.0 --all residuals--> B layers.0
+        -->  remat(where(path="layers.0"), policy="nothing_saveable")
+        F layers.0 --inputs only--> B layers.0 (F again, then B)
+
+    Args:
+      dag: the plan's DAG.
+      filter: nodes whose operations are meant, in all their passes and microbatches.
+      policy: the name of a policy in ``jax.checkpoint_policies`` that takes no arguments.
+
+    Raises:
+      DirectiveError: an unknown policy, or an operation that has another policy already.
+    """
+    if policy not in POLICIES:
+        raise DirectiveError(f"remat: unknown policy {policy!r}.", help=suggest(policy, POLICIES))
+    ops = dict(dag.ops)
+    for node in select(dag, filter):
+        op = dag.ops.get(node.op)
+        if op is None:
+            raise DirectiveError(f"{node} saves no activations.", help='leave PASS="U" out.')
+        if op.remat not in (None, policy):
+            raise DirectiveError(
+                f"{op.name} has the policy {op.remat} already.",
+                help="let each operation be selected by one remat directive.",
+                conflict="remat",
+                node=node,
+            )
+        ops[op.name] = replace(op, remat=policy)
+    return Rewritten(keep_index(dag, replace(dag, ops=ops)))

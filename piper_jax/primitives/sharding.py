@@ -1,0 +1,54 @@
+"""``shard``: experts are divided over a mesh axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from piper_jax.errors import DirectiveError, suggest
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.filters import Filter
+from piper_jax.ir.forward import Rewritten
+from piper_jax.ir.selection import keep_index, select
+
+SHARD_AXES = ("expert", "tensor")
+
+
+def shard(dag: Dag, filter: Filter, *, axis: str = "expert", stream: str = "compute") -> Rewritten:
+    """Divides the selected operations and their parameters over a mesh axis.
+
+    Over ``expert``, each device holds some of the experts of an expert region, and an explicit all_to_all moves the
+    dispatched tensors in and out, forward and backward (GShard, arXiv 2006.16668). Over ``tensor``, the compiler
+    partitions by the model's own metadata and no node is added. ::
+
+        F[PP=0] gate --> F[PP=0,EP=0] experts --> F[PP=0] combine
+        -->  shard(where(EP=0), axis="expert")
+        F gate --> all_to_all enter --> F[PP=0,EP=0] experts --> all_to_all leave --> F combine
+
+    Args:
+      dag: the plan's DAG.
+      filter: nodes whose operations are meant; for ``expert`` they lie in expert regions (they have an EP).
+      axis: ``"expert"`` or ``"tensor"``.
+      stream: the stream of the collectives.
+
+    Raises:
+      DirectiveError: an unknown axis, an operation outside of expert regions, or one sharded in another way already.
+    """
+    if axis not in SHARD_AXES:
+        raise DirectiveError(f"shard: there is no axis {axis!r} to shard over.", help=suggest(axis, SHARD_AXES))
+    ops = dict(dag.ops)
+    for node in select(dag, filter):
+        op = dag.ops.get(node.op)
+        if op is None or (axis == "expert" and op.EP is None):
+            raise DirectiveError(
+                f"{node} is not in an expert region.",
+                help="select expert regions, such as where(EP=...), or wrap the experts in piper.expert_region.",
+            )
+        if op.shard_axis is not None and (op.shard_axis, op.shard_stream) != (axis, stream):
+            raise DirectiveError(
+                f"{op.name} is sharded over {op.shard_axis} on stream {op.shard_stream} already.",
+                help="let each operation be selected by one shard directive.",
+                conflict="shard",
+                node=node,
+            )
+        ops[op.name] = replace(op, shard_axis=axis, shard_stream=stream)
+    return Rewritten(keep_index(dag, replace(dag, ops=ops)))
