@@ -1,0 +1,43 @@
+"""Eight virtual CPU devices for every test, and ``--core``: only the tests that need no JAX, with JAX out of reach."""
+
+from __future__ import annotations
+
+import importlib.abc
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+DEVICES = "--xla_force_host_platform_device_count=8"
+JAX_PACKAGES = frozenset({"jax", "jaxlib", "flax", "optax", "chex"})
+IMPORTS_JAX = re.compile(rf"^\s*(?:import|from)\s+(?:{'|'.join(sorted(JAX_PACKAGES))})\b", re.MULTILINE)
+NEEDS_JAX = re.compile(r"^pytestmark = .*\bneeds_jax\b", re.MULTILINE)
+
+if "jax" not in sys.modules:
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+class _NoJax(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: object = None) -> None:
+        if fullname.partition(".")[0] in JAX_PACKAGES:
+            raise ModuleNotFoundError(f"{fullname} is out of reach under --core", name=fullname)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--core", action="store_true", help="only the tests that need no JAX; importing it fails")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--core"):
+        sys.meta_path.insert(0, _NoJax())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--core") or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if IMPORTS_JAX.search(text) or NEEDS_JAX.search(text) else None
