@@ -1,0 +1,92 @@
+"""Everything that depends on JAX's private or moving names. No other file may import ``jax._src``."""
+
+from __future__ import annotations
+
+import io
+import os
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import source_info_util
+from jax.experimental import serialize_executable
+
+INLINABLE = frozenset({"jit", "pjit", "closed_call", "core_call"})
+_LIBRARY_ROOTS = tuple(
+    os.path.realpath(path)
+    for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.path.dirname(__file__)}
+)
+_MODELS = os.path.join(os.path.realpath(os.path.dirname(__file__)), "models")
+
+
+def inner_jaxpr(eqn: Any) -> Any | None:
+    """The ClosedJaxpr of a call equation that can be inlined (``jax.jit``), else None."""
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")) if eqn.primitive.name in INLINABLE else None
+
+
+def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """Evaluates one equation on ``values``, keeping its name stack and source line; always returns a sequence."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+        result = eqn.primitive.bind(*values, **params)
+    return result if eqn.primitive.multiple_results else (result,)
+
+
+def user_line(eqn: Any) -> str:
+    """``file.py:line`` of the innermost frame in the user's own code, or an empty string."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        line = f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+        path = os.path.realpath(frame.file_name)
+        if path.startswith(_MODELS) or not path.startswith(_LIBRARY_ROOTS):
+            return line
+    return ""
+
+
+class _Relocator(serialize_executable._JaxPjrtUnpickler):
+    """Loads a serialized executable onto other devices by exchanging its device assignment."""
+
+    def __init__(self, file: io.BytesIO, source: Sequence[Any], target: Sequence[Any]):
+        super().__init__(file, target[0].client, list(target))
+        self.devices_by_id = {old.id: new for old, new in zip(source, target, strict=True)}
+        self._old, self._new = (_assignment([d.id for d in devices]) for devices in (source, target))
+        self.relocated = False
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] != "exec":
+            return super().persistent_load(pid)
+        if len(self._old) != len(self._new) or self._old not in pid[1]:
+            raise LookupError("no device assignment to exchange")
+        payload = pid[1].replace(self._old, self._new)
+        executable = self.backend.deserialize_executable(payload, executable_devices=self.execution_devices)
+        self.relocated = [d.id for d in executable.local_devices()] == [d.id for d in self.devices_by_id.values()]
+        return executable
+
+
+def _assignment(ids: Sequence[int]) -> bytes:
+    from jax._src.lib import xla_client
+
+    return xla_client.DeviceAssignment.create(np.array([list(ids)])).serialize()
+
+
+def relocate(compiled: jax.stages.Compiled, source: Sequence[Any], target: Sequence[Any]) -> jax.stages.Compiled | None:
+    """The same executable on other devices without compiling again, or None where the backend cannot do that.
+
+    Args:
+      compiled: an executable for exactly the devices ``source``, in that order.
+      source, target: equally many devices of one process.
+    """
+    if compiled._params.const_args or target[0].platform != "cpu":
+        return None
+    try:
+        payload, in_tree, out_tree = serialize_executable.serialize(compiled)
+        loader = _Relocator(io.BytesIO(payload), source, target)
+        unloaded, args_info, no_kwargs = loader.load()
+        if not loader.relocated:
+            return None
+        loaded = unloaded.load()
+    except (LookupError, ValueError, NotImplementedError):
+        return None
+    return jax.stages.Compiled(loaded, [], in_tree.unflatten(args_info), out_tree, no_kwargs=no_kwargs)

@@ -1,0 +1,196 @@
+"""What every part of the lowering looks up: chunks and passes at slice shapes, groups, owners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from piper_jax.errors import PlanError
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.nodes import Collective, Compute
+from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
+from piper_jax.tracing.chunk import Chunk, chunks
+from piper_jax.tracing.loss_program import LossProgram, key_spec
+from piper_jax.tracing.passes import Passes, passes
+from piper_jax.tracing.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A completed DAG about to be lowered for one batch size.
+
+    Attributes:
+      dag: completed.  source: the trace behind it.  program: the loss at the shape of a slice.
+      batch_size: rows of the whole batch; a slice has ``batch_size / (microbatches * replicas)``.
+      training: False to lower forward passes only.
+    """
+
+    dag: Dag
+    source: Source
+    program: LossProgram
+    meshes: Mapping[str, GroupMesh]
+    batch_size: int
+    training: bool
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.dag.num_microbatches
+
+    @cached_property
+    def replicas(self) -> int:
+        return next(iter(self.meshes.values())).replicas
+
+    @property
+    def num_slices(self) -> int:
+        return self.num_microbatches * self.replicas
+
+    @cached_property
+    def chunk_of(self) -> dict[str, Chunk]:
+        built = chunks(self.program, self.source.units, [op.units for op in self.dag.ops.values()])
+        return dict(zip(self.dag.ops, built, strict=True))
+
+    @cached_property
+    def _passes(self) -> dict[str, Passes]:
+        return {}
+
+    def passes(self, op: str) -> Passes:
+        """The passes of an operation, traced once."""
+        if op not in self._passes:
+            self._passes[op] = passes(self.program, self.chunk_of[op])
+        return self._passes[op]
+
+    @cached_property
+    def value_of(self) -> Mapping[int, str]:
+        return {v: name for name, v in self.source.values.items()}
+
+    @cached_property
+    def cotangent_givers(self) -> dict[int, list[str]]:
+        """For each value, the operations whose backward gives a cotangent of it, in order."""
+        givers: dict[int, list[str]] = {}
+        for op, chunk in self.chunk_of.items():
+            for value in chunk.diff_externals:
+                givers.setdefault(value, []).append(op)
+        return givers
+
+    @cached_property
+    def owners(self) -> dict[str, tuple[str, ...]]:
+        """For each bucket, the groups that hold it, in group order."""
+        readers: dict[str, set[str]] = {b: set() for b in self.dag.buckets}
+        for node in self.dag.nodes.values():
+            if isinstance(node, Compute):
+                for bucket in self.dag.ops[node.id.op].reads:
+                    readers[bucket].add(str(node.group))
+        return {b: tuple(g for g in self.meshes if g in groups) for b, groups in readers.items()}
+
+    @cached_property
+    def group_leaves(self) -> dict[str, tuple[int, ...]]:
+        """For each group, the state leaves it holds, ascending."""
+        found: dict[str, set[int]] = {g: set() for g in self.meshes}
+        for bucket, groups in self.owners.items():
+            for group in groups:
+                found[group].update(self.source.bucket_leaves[bucket])
+        return {g: tuple(sorted(leaves)) for g, leaves in found.items()}
+
+    @cached_property
+    def trainable_index(self) -> dict[int, int]:
+        """State leaf -> its position among the trainable leaves."""
+        return {leaf: k for k, leaf in enumerate(self.source.state.trainable)}
+
+    @cached_property
+    def reductions(self) -> tuple[Collective, ...]:
+        """Gradient reductions, in plan order."""
+        return tuple(
+            n for n in self.dag.nodes.values() if isinstance(n, Collective) and n.bucket and n.kind == "all_reduce"
+        )
+
+    def leaf_spec(self, leaf: int) -> jax.ShapeDtypeStruct:
+        aval = self.program.flat.avals[self.program.state_input(leaf)]
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    def accumulator_spec(self, leaf: int) -> jax.ShapeDtypeStruct:
+        """Gradients are accumulated in at least 32 bits."""
+        known = self.leaf_spec(leaf)
+        return jax.ShapeDtypeStruct(known.shape, jnp.promote_types(known.dtype, jnp.float32))
+
+    def metric_spec(self, item: Any) -> jax.ShapeDtypeStruct:
+        """The accumulator of a partial loss ``(kind, op)`` or of metric ``index``, on one replica."""
+        if isinstance(item, tuple):
+            return jax.ShapeDtypeStruct((), jnp.float64 if jax.config.jax_enable_x64 else jnp.float32)
+        metric = self.program.metrics[item]
+        aval = self.program.flat.avals[metric.atom] if isinstance(metric.atom, int) else metric.atom.aval
+        match metric.kind:
+            case "samples":
+                return jax.ShapeDtypeStruct((self.num_microbatches, *aval.shape), aval.dtype)
+            case "last":
+                return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            case "mean":
+                return jax.ShapeDtypeStruct(aval.shape, jnp.promote_types(aval.dtype, jnp.float32))
+            case "sum":
+                dtype = jnp.promote_types(
+                    aval.dtype, jnp.float32 if jnp.issubdtype(aval.dtype, jnp.inexact) else jnp.int32
+                )
+                return jax.ShapeDtypeStruct(aval.shape, dtype)
+
+    @staticmethod
+    def key_spec() -> jax.ShapeDtypeStruct:
+        return key_spec()
+
+
+def context(dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *, training: bool) -> Context:
+    """Checks what the lowering supports and gathers its tables.
+
+    Raises:
+      PlanError: batch not divisible, groups of different size, or a directive that is not lowered yet.
+    """
+    used = {str(n.group) for n in dag.nodes.values() if isinstance(n, Compute)}
+    meshes = {g: group_mesh(dag.groups[g], devices) for g in dag.groups if g in used}
+    replicas = {g: m.replicas for g, m in meshes.items()}
+    if len(set(replicas.values())) > 1:
+        raise PlanError(
+            "compile: device groups of different size are planned, but not lowered yet.",
+            detail=[f"{g}: {r} replicas" for g, r in replicas.items()],
+            help="give every stage the same number of devices.",
+        )
+    slices = dag.num_microbatches * next(iter(replicas.values()))
+    if batch_size % slices:
+        nearest = [n for n in (batch_size // slices * slices, -(-batch_size // slices) * slices) if n]
+        raise PlanError(
+            f"compile: a batch of {batch_size} rows cannot be divided into {dag.num_microbatches} microbatches "
+            f"x {slices // dag.num_microbatches} replicas = {slices} slices.",
+            help=f"use a batch of {' or '.join(map(str, nearest))} rows, or another num_microbatches.",
+        )
+    _refuse_unlowered(dag)
+    return Context(
+        dag=dag,
+        source=source,
+        program=source.at(batch_size // slices),
+        meshes=meshes,
+        batch_size=batch_size,
+        training=training and not source.forward_only,
+    )
+
+
+def _refuse_unlowered(dag: Dag) -> None:
+    def refuse(what: str, where: str) -> None:
+        raise PlanError(f"compile: {what} ({where}) can be planned, checked and simulated, but is not lowered yet.")
+
+    for bucket in dag.buckets.values():
+        r = bucket.replication
+        if r is not None and (r.shard_optimizer or r.shard_grads or r.shard_params):
+            refuse("ZeRO sharding", f"bucket {bucket.name}")
+    for op in dag.ops.values():
+        if op.shard_axis is not None:
+            refuse("expert or tensor sharding", f"operation {op.name}")
+        if op.remat is not None:
+            refuse("remat", f"operation {op.name}")
+    for node in dag.nodes.values():
+        if node.id.PASS in ("BI", "BW"):
+            refuse("a split backward", str(node.id))
+    for group in dag.groups.values():
+        if dict(group.axes).get("tensor", 1) > 1:
+            refuse("tensor parallelism", f"group {group.name}")

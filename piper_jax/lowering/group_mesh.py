@@ -1,0 +1,114 @@
+"""Device groups as meshes, and arrays that move between a group's mesh and a joint one without a copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from piper_jax.errors import PlanError, RuntimeFault
+from piper_jax.ir.nodes import DeviceGroup
+from piper_jax.lowering.keys import Layout
+
+REPLICA_AXES = ("data", "expert")
+AXES = (*REPLICA_AXES, "tensor")
+OWNER = "owner"
+JOINT_AXES = (OWNER, *AXES)
+PARTITION: dict[Layout, P] = {"replicated": P(), "stacked": P(REPLICA_AXES), "batch": P(None, REPLICA_AXES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMesh:
+    """The mesh of one device group, with the shardings that its arrays have."""
+
+    name: str
+    mesh: Mesh
+    shardings: dict[Layout, NamedSharding]
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        return tuple(self.mesh.devices.flat)
+
+    @property
+    def replicas(self) -> int:
+        return math.prod(self.mesh.shape[a] for a in REPLICA_AXES)
+
+
+def group_mesh(group: DeviceGroup, devices: Sequence[Any]) -> GroupMesh:
+    """The mesh of ``group`` over physical ``devices``, indexed by logical id.
+
+    Raises:
+      RuntimeFault: too few devices.  PlanError: a tensor axis, or an axis of unknown name.
+    """
+    if max(group.devices) >= len(devices):
+        raise RuntimeFault(
+            f"compile: group {group.name} needs logical device {max(group.devices)}, but only {len(devices)} are given.",
+            help="pass more devices, or lower data_parallel or pipeline_parallel; planning and simulation need none.",
+        )
+    sizes = dict(group.axes) or {"data": len(group.devices)}
+    if unknown := set(sizes) - set(AXES):
+        raise PlanError(
+            f"compile: group {group.name} has axes {sorted(unknown)}.", help=f"legal axes: {', '.join(AXES)}."
+        )
+    shape = [sizes.get(axis, 1) for axis in AXES]
+    array = np.array([devices[i] for i in group.devices], dtype=object).reshape(shape)
+    mesh = Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return GroupMesh(
+        name=group.name, mesh=mesh, shardings={layout: NamedSharding(mesh, spec) for layout, spec in PARTITION.items()}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointMesh:
+    """Several groups of equal shape side by side: one more axis, ``owner``."""
+
+    members: tuple[GroupMesh, ...]
+    mesh: Mesh
+
+    @property
+    def stacked(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P((OWNER, *REPLICA_AXES)))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P())
+
+    def join(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        """Stacked arrays of the members, in order, as one stacked array of the joint mesh; no data moves."""
+        shards = [s.data for a in arrays for s in sorted(a.addressable_shards, key=lambda s: s.index[0].start or 0)]
+        shape = (sum(a.shape[0] for a in arrays), *arrays[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.stacked, shards)
+
+    def split(self, array: jax.Array) -> list[jax.Array]:
+        """A replicated array of the joint mesh as one replicated array for each member; no data moves."""
+        by_device = {s.device: s.data for s in array.addressable_shards}
+        return [
+            jax.make_array_from_single_device_arrays(
+                array.shape, m.shardings["replicated"], [by_device[d] for d in m.devices if d in by_device]
+            )
+            for m in self.members
+        ]
+
+    def unstack(self, array: jax.Array) -> list[jax.Array]:
+        """The inverse of ``join``."""
+        by_device = {s.device: s.data for s in array.addressable_shards}
+        rows = array.shape[0] // len(self.members)
+        return [
+            jax.make_array_from_single_device_arrays(
+                (rows, *array.shape[1:]), m.shardings["stacked"], [by_device[d] for d in m.devices if d in by_device]
+            )
+            for m in self.members
+        ]
+
+
+def joint_mesh(members: Sequence[GroupMesh]) -> JointMesh:
+    """The joint mesh of ``members``; they must have the same shape."""
+    array = np.stack([m.mesh.devices for m in members])
+    mesh = Mesh(array, JOINT_AXES, axis_types=(AxisType.Auto,) * len(JOINT_AXES))
+    return JointMesh(members=tuple(members), mesh=mesh)

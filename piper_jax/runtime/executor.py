@@ -1,0 +1,63 @@
+"""Runs a list of instructions on numbered registers. Knows nothing of strategies, stages or models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from piper_jax.lowering.executable import Instruction, last_uses
+from piper_jax.lowering.keys import Key
+
+
+class Executor:
+    """A straight-line program: each instruction reads and writes registers; dead ones are freed at their last use.
+
+    Dispatch is asynchronous: no instruction waits for the values of another one.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction], wanted: Sequence[Key]):
+        self.instructions, self.wanted = tuple(instructions), tuple(wanted)
+        self.index: dict[Key, int] = {}
+        for instruction in instructions:
+            for key in (*instruction.reads, *instruction.writes):
+                self.index.setdefault(key, len(self.index))
+        for key in wanted:
+            self.index.setdefault(key, len(self.index))
+        self._table: list[tuple[Callable[..., Sequence[Any]], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
+            (i.call, self._numbers(i.reads), self._numbers(i.writes), self._numbers(dead))
+            for i, dead in zip(instructions, last_uses(instructions, wanted), strict=True)
+        ]
+
+    def _numbers(self, keys: Sequence[Key]) -> tuple[int, ...]:
+        return tuple(self.index[k] for k in keys)
+
+    @property
+    def inputs(self) -> tuple[Key, ...]:
+        """Keys that must be given: read before any instruction writes them."""
+        written: set[Key] = set()
+        needed: dict[Key, None] = {}
+        for instruction in self.instructions:
+            needed.update(dict.fromkeys(k for k in instruction.reads if k not in written))
+            written.update(instruction.writes)
+        return tuple(needed)
+
+    def run(self, given: Mapping[Key, Any]) -> list[Any]:
+        """Dispatches all instructions.
+
+        Args:
+          given: arrays for ``inputs`` (keys that nothing reads are ignored).
+
+        Returns:
+          The final values of ``wanted``.
+        """
+        registers: list[Any] = [None] * len(self.index)
+        for key, value in given.items():
+            if key in self.index:
+                registers[self.index[key]] = value
+        for call, reads, writes, dead in self._table:
+            results = call(*[registers[i] for i in reads])
+            for i, result in zip(writes, results, strict=True):
+                registers[i] = result
+            for i in dead:
+                registers[i] = None
+        return [registers[i] for i in self._numbers(self.wanted)]

@@ -1,0 +1,33 @@
+"""Places another function of the same parameters as an existing plan does, for evaluation and prediction."""
+
+from __future__ import annotations
+
+from piper_jax.ir.nodes import Compute
+from piper_jax.planning import Plan
+from piper_jax.ir.filters import where
+
+
+def follow(plan: Plan, other: Plan) -> Plan:
+    """``other`` with the stages, microbatches and groups of ``plan``.
+
+    Args:
+      plan: a finished plan.
+      other: a fresh trace of another function of the same parameters.
+    """
+    stage_units: dict[int, set[int]] = {}
+    for op in plan.dag.ops.values():
+        stage_units.setdefault(op.PP or 0, set()).update(op.units)
+    num_units = len({u for op in other.dag.ops.values() for u in op.units})
+    if num_units == sum(map(len, stage_units.values())):
+        other = other.cut(stages=[tuple(sorted(stage_units[s])) for s in sorted(stage_units)])
+    else:
+        other = other.cut(stages=len(stage_units))
+    if plan.num_microbatches > 1:
+        other = other.split(where(), num_microbatches=plan.num_microbatches)
+    for node in plan.dag.nodes.values():
+        if isinstance(node, Compute) and node.id.PASS == "F":
+            group = plan.dag.groups[str(node.group)]
+            other = other.place(
+                where(PP=node.id.PP, PASS="F", **({"MB": node.id.MB} if node.id.MB is not None else {})), group=group
+            )
+    return other

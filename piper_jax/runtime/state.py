@@ -1,0 +1,97 @@
+"""The training state: one opaque pytree of arrays that live on their groups' devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from piper_jax.errors import RuntimeFault
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.keys import Key
+from piper_jax.lowering.updates import GroupUpdate
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Parameters, optimizer state, random key and step counter. Made by ``train.init``, consumed by ``train.step``."""
+
+    arrays: tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateLayout:
+    """Which array of a TrainState is which.
+
+    Attributes:
+      keys: in order of ``TrainState.arrays``.
+    """
+
+    context: Context
+    updates: Mapping[str, GroupUpdate]
+    keys: tuple[Key, ...]
+
+    def init(self, params: Any, seed: int) -> TrainState:
+        """Copies every leaf onto the groups that own it and initializes the optimizer."""
+        source = self.context.source
+        values = [_private(v) for v in source.state.values(params)]
+        optimizer: Sequence[Any] = ()
+        if source.optimizer is not None:
+            optimizer = jax.jit(source.optimizer.init)([values[i] for i in source.state.trainable])
+        by_kind = {"state": values, "optimizer": optimizer}
+        key, clock = jax.random.key(seed), np.zeros((), np.int32)
+        single = {"key": key, "step": clock}
+        arrays = [single[k.kind] if k.kind in single else by_kind[k.kind][k.item] for k in self.keys]
+        targets = [self.context.meshes[k.group].shardings[k.layout] for k in self.keys]
+        return TrainState(tuple(jax.device_put(a, t, may_alias=False) for a, t in zip(arrays, targets, strict=True)))
+
+    def registers(self, state: TrainState) -> dict[Key, jax.Array]:
+        """The arrays of ``state`` by key.
+
+        Raises:
+          RuntimeFault: not a state of this plan, or one that a step has consumed.
+        """
+        if not isinstance(state, TrainState) or len(state.arrays) != len(self.keys):
+            raise RuntimeFault(
+                f"step: expected the state that train.init returned, got {type(state).__name__}.",
+                help="state = train.init(params); state, metrics = train.step(state, batch)",
+            )
+        if any(a.is_deleted() for a in state.arrays):
+            raise RuntimeFault(
+                "step: this state was consumed by an earlier step (its buffers were re-used).",
+                help="keep the new state: state, metrics = train.step(state, batch)",
+            )
+        return dict(zip(self.keys, state.arrays, strict=True))
+
+    def leaves(self, state: TrainState, kind: str, count: int, device: Any) -> list[jax.Array]:
+        """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
+        registers = self.registers(state)
+        first: dict[int, jax.Array] = {}
+        for key, array in registers.items():
+            if key.kind == kind:
+                first.setdefault(key.item, array)
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        return [jax.device_put(first[i], sharding, may_alias=False) for i in range(count)]
+
+
+def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateLayout:
+    """The layout for one plan; it does not depend on the batch size."""
+    keys: list[Key] = []
+    for group in context.meshes:
+        keys += [Key("state", group, leaf) for leaf in context.group_leaves[group]]
+        if context.source.optimizer is not None and group in updates:
+            keys += [Key("optimizer", group, k) for k in updates[group].optimizer_leaves]
+        keys += [Key("key", group), Key("step", group)]
+    return StateLayout(context=context, updates=updates, keys=tuple(keys))
+
+
+def _private(value: Any) -> jax.Array:
+    """A copy that nobody else holds."""
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jax.random.clone(value)
+    return jnp.array(value, copy=True)

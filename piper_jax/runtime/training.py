@@ -1,0 +1,307 @@
+"""``piper.compile`` and ``piper.parallelize``: a plan that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from piper_jax.errors import PlanError, RuntimeFault
+from piper_jax.lowering.context import Context, context
+from piper_jax.lowering.executable import Instruction, Lowering
+from piper_jax.lowering.keys import Key
+from piper_jax.lowering.programs import Compiler
+from piper_jax.lowering.slots import local_spec
+from piper_jax.planning import Plan, Strategy
+from piper_jax.runtime.executor import Executor
+from piper_jax.runtime.following import follow
+from piper_jax.runtime.metrics import MetricGather, metric_gather
+from piper_jax.runtime.state import StateLayout, TrainState, state_layout
+from piper_jax.tracing.source import Source
+from piper_jax.tracing.trace import trace
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ready:
+    """One batch size, compiled."""
+
+    context: Context
+    executor: Executor
+    gather: MetricGather
+
+
+@dataclass(kw_only=True)
+class Train:
+    """A compiled plan. Steps of any batch size that divides into slices; each new size compiles once.
+
+    Attributes:
+      plan: the plan that runs.
+      devices: physical devices, indexed by logical id.
+      compiler: counts of XLA compilations and of programs that re-used one.
+    """
+
+    plan: Plan
+    devices: tuple[Any, ...]
+    compiler: Compiler = field(default_factory=Compiler)
+    _base: Train | None = None
+    _layout: StateLayout | None = None
+    _instructions: dict[int, tuple[Context, list[Instruction]]] = field(default_factory=dict)
+    _ready: dict[tuple[str, int], _Ready] = field(default_factory=dict)
+    _other: dict[Any, Train] = field(default_factory=dict)
+    _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
+
+    # -- state ---------------------------------------------------------------------------------------
+    def init(self, params: Any, seed: int = 0) -> TrainState:
+        """A fresh state from the user's parameters, which are copied and never donated.
+
+        Args:
+          params: the pytree (or module) that was traced, or one of the same structure, shapes and dtypes.
+          seed: of the key that dropout and the like draw from; slice ``s`` of step ``t`` gets
+            ``fold_in(fold_in(key(seed), t), s)``.
+        """
+        return self._state_layout.init(params, seed)
+
+    def params(self, state: TrainState) -> Any:
+        """The parameters in the model's own layout (a pytree, or a module), as plain arrays on the first device."""
+        source = self._source
+        leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self.devices[0])
+        return source.state.build(leaves)
+
+    def opt_state(self, state: TrainState) -> Any:
+        """The optax state in its own structure, as plain arrays on the first device."""
+        optimizer = self._need_optimizer("opt_state")
+        leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self.devices[0])
+        return jax.tree.unflatten(optimizer.tree, leaves)
+
+    # -- running -------------------------------------------------------------------------------------
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        """One training step; consumes ``state``.
+
+        Returns:
+          The new state and the metrics: ``"loss"`` and the auxiliary outputs, as plain arrays.
+        """
+        self._need_optimizer("step")
+        ready, results = self._run("step", state, batch)
+        arrays = tuple(results[k] for k in self._state_layout.keys)
+        return TrainState(arrays), ready.gather([results[k] for k in ready.gather.keys])
+
+    def gradients(self, state: TrainState, batch: Any) -> Any:
+        """The gradients of one step in the layout of the trainable parameters, on the first device; changes nothing."""
+        ready, results = self._run("gradients", state, batch)
+        gradients = [results[k] for k in _first_gradients(ready.context)]
+        sharding = jax.sharding.SingleDeviceSharding(self.devices[0])
+        return self._source.state.trainable_tree(jax.device_put(gradients, sharding))
+
+    def evaluate(self, state: TrainState, batch: Any, loss_fn: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """Loss and metrics of a batch, forward passes only, on the placement of training; changes nothing.
+
+        Args:
+          loss_fn: another loss for evaluation, such as one without dropout.
+        """
+        if loss_fn is not None:
+            return self._following(loss_fn, batch, forward_only=False).evaluate(state, batch)
+        ready, results = self._run("evaluate", state, batch)
+        return ready.gather([results[k] for k in ready.gather.keys])
+
+    def predict(self, state: TrainState, batch: Any, fn: Callable[..., Any] | None = None) -> Any:
+        """Outputs of ``fn(params_or_model, batch)`` for all rows, in their order, on the placement of training.
+
+        Args:
+          fn: returns any pytree; leaves ``[batch, ...]`` are put together in sample order, others averaged (floats) or
+            summed (integers). Without it, the auxiliary outputs of the loss function are returned.
+        """
+        if fn is None:
+            metrics = self.evaluate(state, batch)
+            return metrics.get("aux", {k: v for k, v in metrics.items() if k != "loss"})
+        outputs = self._following(fn, batch, forward_only=True).evaluate(state, batch)
+        return outputs.get("aux", outputs)
+
+    # -- reports ---------------------------------------------------------------------------------------
+    def instructions(self, batch_size: int | None = None) -> tuple[Instruction, ...]:
+        """What one training step dispatches, in order; compiles it if it has not run yet."""
+        size = batch_size or self._source.batch.size
+        return self._compiled("step", size).executor.instructions
+
+    # -- internals -------------------------------------------------------------------------------------
+    @property
+    def _source(self) -> Source:
+        return self.plan.source
+
+    def _need_optimizer(self, what: str) -> Any:
+        if self._source.optimizer is None:
+            raise RuntimeFault(f"{what}: the plan was traced without an optimizer.", help="trace(..., optimizer=tx)")
+        return self._source.optimizer
+
+    @property
+    def _state_layout(self) -> StateLayout:
+        if self._layout is None:
+            self._compiled("step", self._source.batch.size)
+        assert self._layout is not None
+        return self._layout
+
+    def _compiled(self, mode: str, size: int) -> _Ready:
+        if (mode, size) not in self._ready:
+            training = mode != "evaluate"
+            built = self._instructions.get(size) if training else None
+            if built is None:
+                lowered = Lowering(
+                    context=context(self.plan.complete(), self._source, self.devices, size, training=training),
+                    compiler=self.compiler,
+                )
+                built = lowered.context, lowered.instructions()
+                if training:
+                    self._instructions[size] = built
+                    self._layout = self._layout or state_layout(lowered.context, lowered.updates)
+            self._ready[mode, size] = self._select(mode, *built)
+        return self._ready[mode, size]
+
+    def _select(self, mode: str, found: Context, instructions: Sequence[Instruction]) -> _Ready:
+        """The instructions that a mode runs, and the registers that it keeps."""
+        skipped = {"step": ("reduce",), "gradients": ("update", "exchange"), "evaluate": ()}[mode]
+        chosen = [i for i in instructions if i.role not in skipped]
+        gather = metric_gather(found, [k for i in instructions for k in i.writes], self.devices[0])
+        wanted = {
+            "step": (*self._layout.keys, *_accumulators(found), *gather.keys) if self._layout else (),
+            "gradients": (*_accumulators(found), *_first_gradients(found)),
+            "evaluate": gather.keys,
+        }[mode]
+        return _Ready(context=found, executor=Executor(chosen, wanted), gather=gather)
+
+    def _run(self, mode: str, state: TrainState, batch: Any) -> tuple[_Ready, dict[Key, Any]]:
+        """Runs one mode on a batch; returns the kept registers."""
+        values = self._source.batch.values(batch)
+        ready = self._compiled(mode, self._batch_size(values))
+        given = self._registers(ready, state)
+        given.update(self._constants(ready))
+        given.update(self._placed(ready, values))
+        if mode == "evaluate":
+            return ready, dict(zip(ready.executor.wanted, ready.executor.run(given), strict=True))
+        given.update(self._accumulators or _zeros(ready.context))
+        self._accumulators = {}
+        results = dict(zip(ready.executor.wanted, ready.executor.run(given), strict=True))
+        self._accumulators = {k: results[k] for k in _accumulators(ready.context)}
+        return ready, results
+
+    def _registers(self, ready: _Ready, state: TrainState) -> dict[Key, Any]:
+        """The state's arrays; what another plan placed elsewhere is copied to where this one reads it."""
+        given = dict((self._base or self)._state_layout.registers(state))
+        if self._base is not None:
+            anywhere = {(k.kind, k.item): a for k, a in reversed(given.items())}
+            for key in ready.executor.inputs:
+                if key not in given and (key.kind, key.item) in anywhere:
+                    target = ready.context.meshes[key.group].shardings[key.layout]
+                    given[key] = jax.device_put(anywhere[key.kind, key.item], target)
+        return given
+
+    def _batch_size(self, values: Sequence[Any]) -> int:
+        layout = self._source.batch
+        size = next(np.shape(v)[0] for v, s in zip(values, layout.specs, strict=True) if s.shape)
+        for path, value, known, expected in zip(layout.paths, values, layout.specs, layout.specs_at(size), strict=True):
+            dtype = jax.dtypes.canonicalize_dtype(getattr(value, "dtype", np.asarray(value).dtype))
+            if np.shape(value) != expected.shape or dtype != known.dtype:
+                raise RuntimeFault(
+                    f"step: batch leaf {path} is {dtype}{list(np.shape(value))}, "
+                    f"but {known.dtype}{list(expected.shape)} is expected.",
+                    help="only dimension 0 may differ from the traced batch; cast, or trace again.",
+                )
+        return size
+
+    def _placed(self, ready: _Ready, values: Sequence[Any]) -> dict[Key, Any]:
+        """Batch leaves as ``[microbatches, replicas, rows, ...]`` on every group that reads them."""
+        found = ready.context
+        keys = [k for k in ready.executor.inputs if k.kind in ("batch", "shared")]
+        shape = (found.num_microbatches, found.replicas, found.batch_size // found.num_slices)
+        split = [v.reshape(*shape, *np.shape(v)[1:]) if np.ndim(v) else v for v in map(_array, values)]
+        targets = [found.meshes[k.group].shardings[k.layout] for k in keys]
+        return dict(zip(keys, jax.device_put([split[k.item] for k in keys], targets), strict=True))
+
+    def _constants(self, ready: _Ready) -> dict[Key, Any]:
+        keys = [k for k in ready.executor.inputs if k.kind == "microbatch"]
+        targets = [ready.context.meshes[k.group].shardings[k.layout] for k in keys]
+        return dict(zip(keys, jax.device_put([np.int32(k.mb) for k in keys], targets), strict=True))
+
+    def _following(self, fn: Callable[..., Any], batch: Any, *, forward_only: bool) -> Train:
+        key = (fn, forward_only)
+        if key not in self._other:
+            source = self._source
+            avals = [source.program.flat.avals[v] for v in source.program.flat.inputs[: source.program.num_state]]
+            values = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+            plan = follow(self.plan, trace(fn, source.state.build(values), batch, forward_only=forward_only))
+            self._other[key] = Train(plan=plan, devices=self.devices, compiler=self.compiler, _base=self._base or self)
+        return self._other[key]
+
+
+def _accumulators(found: Context) -> tuple[Key, ...]:
+    """Gradient accumulators: zero between steps, kept by the Train object and not by the state."""
+    pairs = ((g, leaf) for g, leaves in found.group_leaves.items() for leaf in leaves)
+    return tuple(Key("accumulator", g, leaf) for g, leaf in pairs if leaf in found.trainable_index)
+
+
+def _first_gradients(found: Context) -> tuple[Key, ...]:
+    """The gradient of each trainable leaf, on the first group that owns it."""
+    owner = {leaf: g for g, leaves in reversed(found.group_leaves.items()) for leaf in leaves}
+    return tuple(Key("gradient", owner[leaf], leaf) for leaf in found.source.state.trainable)
+
+
+def _zeros(found: Context) -> dict[Key, Any]:
+    made: dict[Key, Any] = {}
+    for key in _accumulators(found):
+        local = local_spec(found, key)
+        zeros = jax.jit(
+            partial(jnp.zeros, (found.replicas, *local.shape), local.dtype),
+            out_shardings=found.meshes[key.group].shardings["stacked"],
+        )
+        made[key] = zeros()
+    return made
+
+
+def _array(value: Any) -> Any:
+    return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def compile(plan: Plan, devices: Sequence[Any] | None = None) -> Train:
+    """Lowers and compiles a plan; the first step compiles for its batch size, nothing else does.
+
+    Args:
+      plan: placed and ordered; it is completed and checked here.
+      devices: physical devices, indexed by logical id; ``jax.devices()`` by default.
+
+    Raises:
+      PlanError: a rule is broken, or the plan holds something that is not lowered.  RuntimeFault: too few devices.
+    """
+    if plan.source is None:
+        raise PlanError(
+            "compile: this plan has no traced program.", help="plan.bind(loss_fn, params, batch, optimizer=tx)"
+        )
+    plan.check()
+    train = Train(plan=plan, devices=tuple(jax.devices() if devices is None else devices))
+    train._compiled("step", plan.source.batch.size)
+    return train
+
+
+def parallelize(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    *,
+    optimizer: Any = None,
+    strategy: Strategy | None = None,
+    devices: Sequence[Any] | None = None,
+    wrt: Any = None,
+) -> Train:
+    """Trace, plan, check and compile in one call.
+
+    Args:
+      loss_fn, params, batch, optimizer, wrt: as for ``trace``.
+      strategy: degrees and directives; None reads the annotations of the model's class.
+      devices: physical devices, indexed by logical id; ``jax.devices()`` by default.
+    """
+    if strategy is None:
+        strategy = Strategy.of(params)
+    plan = trace(loss_fn, params, batch, optimizer=optimizer, wrt=wrt).apply(strategy)
+    return compile(plan, devices)

@@ -1,0 +1,14 @@
+"""From a Flax model and a loss function to the global training DAG."""
+
+from piper_jax.tracing.annotations import (
+    Last,
+    Mean,
+    Sum,
+    WeightedLoss,
+    annotate,
+    expert_region,
+    mean_over_replicas,
+)
+from piper_jax.tracing.trace import trace
+
+__all__ = ["Last", "Mean", "Sum", "WeightedLoss", "annotate", "expert_region", "mean_over_replicas", "trace"]

@@ -1,0 +1,156 @@
+"""A chunk: the equations of one or more units, with everything that enters and leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from piper_jax.tracing.loss_program import LossProgram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What a compute node computes. All tuples are ascending.
+
+    Attributes:
+      eqns: indices of the equations, including the roaming ones that are recomputed here.
+      state, batch: leaves read.  uses_key: reads the slice's random key.
+      externals: values produced by other chunks.  exports: values that other chunks need.
+      terms, metrics: indices of the loss terms and metrics computed here.
+      diff_state, diff_externals, diff_exports: those of the above that gradients flow through.
+    """
+
+    eqns: tuple[int, ...]
+    state: tuple[int, ...]
+    batch: tuple[int, ...]
+    uses_key: bool
+    externals: tuple[int, ...]
+    exports: tuple[int, ...]
+    terms: tuple[int, ...]
+    metrics: tuple[int, ...]
+    diff_state: tuple[int, ...]
+    diff_externals: tuple[int, ...]
+    diff_exports: tuple[int, ...]
+    diff_terms: tuple[int, ...]
+
+    @property
+    def has_backward(self) -> bool:
+        return bool(self.diff_exports or self.diff_terms) and bool(self.diff_state or self.diff_externals)
+
+
+def chunks(program: LossProgram, units: Sequence[int | None], groups: Sequence[Iterable[int]]) -> list[Chunk]:
+    """The chunks made of ``groups`` of units (every unit in exactly one group).
+
+    Args:
+      program: the loss at any batch size.
+      units: the unit of each equation, None where it roams.
+      groups: unit indices of each chunk.
+    """
+    chunk_of_unit = {u: k for k, group in enumerate(groups) for u in group}
+    owner = [chunk_of_unit[u] if u is not None else None for u in units]
+    return _Builder(program, owner, len(groups)).build()
+
+
+class _Builder:
+    def __init__(self, program: LossProgram, owner: Sequence[int | None], num: int):
+        self.program, self.flat, self.num = program, program.flat, num
+        self.owner = owner
+        self.home = {o: owner[i] for i, e in enumerate(self.flat.eqns) for o in e.outputs if owner[i] is not None}
+        self.roots: list[set[int]] = [set() for _ in range(num)]
+        self.terms: list[list[int]] = [[] for _ in range(num)]
+        self.metrics: list[list[int]] = [[] for _ in range(num)]
+
+    def build(self) -> list[Chunk]:
+        own = [[i for i, o in enumerate(self.owner) if o == k] for k in range(self.num)]
+        self._place_outputs(own)
+        eqns, externals = zip(*(self._closure(k, own[k]) for k in range(self.num)), strict=True)
+        useful = self._useful()
+        exported = {v for found in externals for v in found}
+        return [self._chunk(k, eqns[k], externals[k], exported, useful) for k in range(self.num)]
+
+    def _place_outputs(self, own: Sequence[Sequence[int]]) -> None:
+        """Terms and metrics go where they are produced; those of parameters alone where these are read first."""
+        readers: dict[int, int] = {}
+        for k in range(self.num):
+            for atom in self._state_reads(own[k]):
+                readers.setdefault(atom, k)
+        for index, (_, atom) in enumerate(self.program.terms):
+            self.terms[self._home(atom, readers)].append(index)
+        for index, metric in enumerate(self.program.metrics):
+            self.metrics[self._home(metric.atom, readers)].append(index)
+        for k in range(self.num):
+            outputs = [self.program.terms[i][1] for i in self.terms[k]]
+            outputs += [self.program.metrics[i].atom for i in self.metrics[k]]
+            self.roots[k] = {a for a in outputs if isinstance(a, int)}
+
+    def _state_reads(self, eqns: Sequence[int]) -> set[int]:
+        state = set(self.flat.inputs[: self.program.num_state])
+        values = [a for i in eqns for a in self.flat.eqns[i].reads()]
+        reads = state & set(values)
+        for i in self.flat.needed(values, self.home):
+            reads |= state & set(self.flat.eqns[i].reads()) if self.owner[i] is None else set()
+        return reads
+
+    def _home(self, atom: int | object, readers: dict[int, int]) -> int:
+        if not isinstance(atom, int):
+            return self.num - 1
+        if atom in self.home:
+            return self.home[atom]
+        state = set(self.flat.inputs[: self.program.num_state])
+        reads = state & {a for i in self.flat.needed([atom]) for a in self.flat.eqns[i].reads()} | (state & {atom})
+        return min((readers[a] for a in reads if a in readers), default=self.num - 1)
+
+    def _closure(self, k: int, own: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Own equations plus the roaming ones they need, and the values that come from other chunks."""
+        members, externals = set(own), set()
+        wanted = set(self.roots[k])
+        for i in own:
+            wanted.update(self.flat.eqns[i].reads())
+        for i in range(len(self.flat.eqns) - 1, -1, -1):
+            eqn = self.flat.eqns[i]
+            if self.owner[i] is None and any(o in wanted for o in eqn.outputs):
+                members.add(i)
+                wanted.update(eqn.reads())
+        for value in wanted:
+            if value in self.home and self.home[value] != k:
+                externals.add(value)
+        return tuple(sorted(members)), tuple(sorted(externals))
+
+    def _useful(self) -> list[bool]:
+        """Values that a loss term depends on differentiably."""
+        useful = [False] * len(self.flat.avals)
+        for _, atom in self.program.terms:
+            if isinstance(atom, int):
+                useful[atom] = True
+        for eqn in reversed(self.flat.eqns):
+            if any(useful[o] for o in eqn.outputs) and eqn.name != "stop_gradient":
+                for a in eqn.reads():
+                    useful[a] = useful[a] or jnp.issubdtype(self.flat.avals[a].dtype, jnp.inexact)
+        return useful
+
+    def _chunk(
+        self, k: int, eqns: tuple[int, ...], externals: tuple[int, ...], exported: set[int], useful: Sequence[bool]
+    ) -> Chunk:
+        program, active = self.program, self.program.active
+        reads = {a for i in eqns for a in self.flat.eqns[i].reads()} | self.roots[k]
+        state = tuple(i for i in range(program.num_state) if program.state_input(i) in reads)
+        exports = tuple(sorted(v for v in exported if self.home[v] == k))
+        differentiable = [active[v] and useful[v] for v in range(len(active))]
+        return Chunk(
+            eqns=eqns,
+            state=state,
+            batch=tuple(i for i in range(program.num_batch) if program.batch_input(i) in reads),
+            uses_key=program.key_input in reads,
+            externals=externals,
+            exports=exports,
+            terms=tuple(self.terms[k]),
+            metrics=tuple(self.metrics[k]),
+            diff_state=tuple(i for i in state if differentiable[program.state_input(i)]),
+            diff_externals=tuple(v for v in externals if differentiable[v]),
+            diff_exports=tuple(v for v in exports if differentiable[v]),
+            diff_terms=tuple(
+                i for i in self.terms[k] if isinstance(a := program.terms[i][1], int) and active[a]
+            ),
+        )  # fmt: skip

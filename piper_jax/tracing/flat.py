@@ -1,0 +1,188 @@
+"""A jaxpr with all jit calls inlined: numbered values, flat equations, region marks on each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from piper_jax import _jax_compat
+
+Atom = int | core.Literal
+MARK = re.compile(r"piper:(?P<tag>[A-Z]+)#(?P<mark>\d+)")
+REPLICA_MEAN = "mean_over_replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionKey:
+    """One entry of an annotated region: its tag, the chain of calls that led there, and a mark unique per entry."""
+
+    tag: str
+    calls: tuple[int, ...]
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlatEqn:
+    """One equation on numbered values. ``eqn`` carries primitive, params and source; its own variables are not used."""
+
+    eqn: Any
+    inputs: tuple[Atom, ...]
+    outputs: tuple[int, ...]
+    regions: tuple[RegionKey, ...] = ()
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+    @property
+    def is_replica_mean(self) -> bool:
+        return self.name == REPLICA_MEAN
+
+    def reads(self) -> Iterable[int]:
+        return (a for a in self.inputs if isinstance(a, int))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """A flat program: ``inputs`` and ``consts`` are given, ``eqns`` run in order, ``outputs`` are the results."""
+
+    eqns: tuple[FlatEqn, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[Atom, ...]
+    avals: tuple[Any, ...]
+    consts: Mapping[int, Any] = field(default_factory=dict)
+
+    def needed(self, outputs: Iterable[Atom], available: Iterable[int] = ()) -> list[int]:
+        """Indices of the equations needed for ``outputs`` when ``available`` values are given, ascending."""
+        stop, wanted = set(available), {a for a in outputs if isinstance(a, int)}
+        kept: list[int] = []
+        for index in range(len(self.eqns) - 1, -1, -1):
+            eqn = self.eqns[index]
+            if eqn.eqn.effects or any(o in wanted and o not in stop for o in eqn.outputs):
+                kept.append(index)
+                wanted.update(eqn.reads())
+        return kept[::-1]
+
+    def without_dead_code(self) -> Flat:
+        return replace(self, eqns=tuple(self.eqns[i] for i in self.needed(self.outputs)))
+
+    def run(self, eqns: Iterable[FlatEqn], env: dict[int, Any], replica_axes: tuple[str, ...] = ()) -> None:
+        """Evaluates ``eqns`` in ``env``; ``mean_over_replicas`` becomes a mean over the mesh axes ``replica_axes``."""
+        for eqn in eqns:
+            values = [read(a, env) for a in eqn.inputs]
+            if eqn.is_replica_mean:
+                results: Sequence[Any] = [jax.lax.pmean(v, replica_axes) if replica_axes else v for v in values]
+            else:
+                results = _jax_compat.bind(eqn.eqn, values)
+            env.update(zip(eqn.outputs, results, strict=True))
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Evaluates the whole program on ``args``, one for each input."""
+        env = {**self.consts, **dict(zip(self.inputs, args, strict=True))}
+        self.run(self.eqns, env)
+        return [read(a, env) for a in self.outputs]
+
+
+def read(atom: Atom, env: Mapping[int, Any]) -> Any:
+    """The value of an atom: a literal's own, or the variable's in ``env``."""
+    return env[atom] if isinstance(atom, int) else atom.val
+
+
+def flatten(closed: core.ClosedJaxpr, *, select_branches: bool = False) -> Flat:
+    """Inlines every jit call of ``closed``.
+
+    Args:
+      closed: the traced program.
+      select_branches: also turn each ``cond`` into both branches and a select, so that its outputs can be owned by
+        different device groups. Right only for programs without loops that rely on the untaken branch not running.
+    """
+    return _Flattener(select_branches).program(closed)
+
+
+class _Flattener:
+    def __init__(self, select_branches: bool):
+        self.select_branches = select_branches
+        self.eqns: list[FlatEqn] = []
+        self.avals: list[Any] = []
+        self.consts: dict[int, Any] = {}
+
+    def program(self, closed: core.ClosedJaxpr) -> Flat:
+        env: dict[Any, Atom] = {}
+        inputs = tuple(self.fresh(v.aval) for v in closed.jaxpr.invars)
+        env.update(zip(closed.jaxpr.invars, inputs, strict=True))
+        outputs = self.walk(closed, env, (), ())
+        return Flat(eqns=tuple(self.eqns), inputs=inputs, outputs=outputs, avals=tuple(self.avals), consts=self.consts)
+
+    def fresh(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def walk(
+        self,
+        closed: core.ClosedJaxpr,
+        env: dict[Any, Atom],
+        calls: tuple[int, ...],
+        scopes: tuple[tuple[str, tuple[int, ...]], ...],
+    ) -> tuple[Atom, ...]:
+        for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            env[var] = self.fresh(var.aval)
+            self.consts[env[var]] = value
+        for index, eqn in enumerate(closed.jaxpr.eqns):
+            inputs = tuple(self.atom(a, env) for a in eqn.invars)
+            own = tuple((part, calls) for part in str(eqn.source_info.name_stack).split("/") if part)
+            here = (*scopes, *own)
+            if (inner := _jax_compat.inner_jaxpr(eqn)) is not None:
+                outputs = self.call(inner, inputs, (*calls, index), here)
+            elif self.select_branches and eqn.primitive.name == "cond":
+                outputs = self.branches(eqn, inputs, (*calls, index), here)
+            else:
+                outputs = self.append(eqn, inputs, here)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return tuple(self.atom(a, env) for a in closed.jaxpr.outvars)
+
+    def atom(self, atom: Any, env: dict[Any, Atom]) -> Atom:
+        return atom if isinstance(atom, core.Literal) else env[atom]
+
+    def append(
+        self, eqn: Any, inputs: tuple[Atom, ...], scopes: tuple[tuple[str, tuple[int, ...]], ...]
+    ) -> tuple[int, ...]:
+        outputs = tuple(self.fresh(v.aval) for v in eqn.outvars)
+        regions = tuple(
+            RegionKey(found["tag"], calls, int(found["mark"]))
+            for part, calls in scopes
+            for found in MARK.finditer(part)
+        )
+        path = ".".join(part for part, _ in scopes if not MARK.search(part))
+        self.eqns.append(FlatEqn(eqn, inputs, outputs, regions, path))
+        return outputs
+
+    def call(self, inner: Any, inputs: tuple[Atom, ...], calls: tuple[int, ...], scopes: Any) -> tuple[Atom, ...]:
+        env: dict[Any, Atom] = dict(zip(inner.jaxpr.invars, inputs, strict=True))
+        return self.walk(inner, env, calls, scopes)
+
+    def branches(self, eqn: Any, inputs: tuple[Atom, ...], calls: tuple[int, ...], scopes: Any) -> tuple[Atom, ...]:
+        index, *operands = inputs
+        results = [
+            self.call(branch, tuple(operands), (*calls, k), scopes) for k, branch in enumerate(eqn.params["branches"])
+        ]
+        outputs: list[Atom] = []
+        for position, var in enumerate(eqn.outvars):
+            choices = tuple(result[position] for result in results)
+            select = single_eqn(jax.lax.select_n, self.aval(index), *(self.aval(c) for c in choices))
+            outputs.extend(self.append(select, (index, *choices), scopes))
+        return tuple(outputs)
+
+    def aval(self, atom: Atom) -> Any:
+        return self.avals[atom] if isinstance(atom, int) else atom.aval
+
+
+def single_eqn(function: Callable[..., Any], *avals: Any) -> Any:
+    """Traces ``function`` to exactly one equation (its own variables are replaced by the caller)."""
+    (eqn,) = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)).jaxpr.eqns
+    return eqn

@@ -1,0 +1,264 @@
+"""The loss function as one flat program with named inputs and outputs, traced at a given batch size."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from piper_jax.errors import TraceError
+from piper_jax.tracing.annotations import _Reduction, loss_parts
+from piper_jax.tracing.flat import Atom, Flat, flatten
+from piper_jax.tracing.loss_terms import split_terms
+from piper_jax.tracing.model_state import ModelState, is_array, path_text, spec
+
+TermKind = Literal["loss", "total", "extra"]
+MetricKind = Literal["mean", "sum", "last", "samples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """The batch pytree: array leaves in order, their dimension 0 being the batch (scalars are shared by all slices)."""
+
+    treedef: Any
+    paths: tuple[str, ...]
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+    positions: tuple[int, ...]
+    static: tuple[Any, ...]
+    size: int
+
+    def build(self, values: Sequence[Any]) -> Any:
+        """Leaf values -> the batch as the loss function expects it."""
+        filled = list(self.static)
+        for position, value in zip(self.positions, values, strict=True):
+            filled[position] = value
+        return jax.tree.unflatten(self.treedef, filled)
+
+    def values(self, batch: Any) -> list[Any]:
+        """The array leaves of a batch of the same structure (any batch size)."""
+        found, treedef = jax.tree.flatten(batch)
+        if treedef != self.treedef:
+            raise TraceError(
+                "step: the batch has another structure than the traced one.",
+                detail=[f"traced: {self.treedef}", f"given:  {treedef}"],
+                help="pass a batch of the traced structure, or trace again.",
+            )
+        return [found[i] for i in self.positions]
+
+    def specs_at(self, size: int) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of the leaves for a batch of ``size`` rows."""
+        return [jax.ShapeDtypeStruct((size, *s.shape[1:]) if s.shape else (), s.dtype) for s in self.specs]
+
+
+def batch_layout(batch: Any) -> BatchLayout:
+    """Reads the layout of a batch; every array leaf must have the same size on dimension 0 (or be a scalar)."""
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(batch)
+    positions = tuple(i for i, (_, v) in enumerate(with_path) if is_array(v))
+    specs = tuple(spec(with_path[i][1]) for i in positions)
+    paths = tuple(path_text(with_path[i][0]) or "batch" for i in positions)
+    sizes = {path: s.shape[0] for path, s in zip(paths, specs, strict=True) if s.shape}
+    if not sizes:
+        raise TraceError("trace: the batch holds no array with a batch dimension.", help="pass arrays [batch, ...].")
+    if len(set(sizes.values())) > 1:
+        raise TraceError(
+            "trace: leaves of the batch differ in dimension 0, the batch dimension.",
+            detail=[f"{path}: {size}" for path, size in sizes.items()],
+            help="put the batch on dimension 0 of every leaf; broadcast constants inside the loss function.",
+        )
+    static = tuple(None if is_array(v) else v for _, v in with_path)
+    return BatchLayout(
+        treedef=treedef, paths=paths, specs=specs, positions=positions, static=static, size=next(iter(sizes.values()))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One auxiliary output: its path, its value in the flat program, and how slices are combined."""
+
+    path: str
+    atom: Atom
+    kind: MetricKind
+    dtype: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossProgram:
+    """The loss function at one batch size. Inputs are the state leaves, the batch leaves, then one random key.
+
+    Attributes:
+      terms: scalars, with the kind of mean that each takes part in; the loss is their sum.
+      weight: for a WeightedLoss, the scalar that depends on the batch only.
+      param_dependent, data_dependent, active: for each value, whether it depends on state, on batch or key, and
+        differentiably on a trainable leaf.
+    """
+
+    flat: Flat
+    num_state: int
+    num_batch: int
+    terms: tuple[tuple[TermKind, Atom], ...]
+    weight: Atom | None
+    metrics: tuple[Metric, ...]
+    metrics_tree: Any
+    param_dependent: tuple[bool, ...]
+    data_dependent: tuple[bool, ...]
+    active: tuple[bool, ...]
+
+    def state_input(self, leaf: int) -> int:
+        return self.flat.inputs[leaf]
+
+    def batch_input(self, leaf: int) -> int:
+        return self.flat.inputs[self.num_state + leaf]
+
+    @property
+    def key_input(self) -> int:
+        return self.flat.inputs[-1]
+
+
+def wants_key(loss_fn: Callable[..., Any]) -> bool:
+    """Whether the loss function takes a third argument, the random key of the slice."""
+    try:
+        parameters = list(inspect.signature(loss_fn).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len([p for p in positional if p.default is p.empty]) >= 3 or (
+        len(positional) >= 3 and positional[2].name in ("rng", "key", "rngs")
+    )
+
+
+def key_spec() -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a random key."""
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+
+def call_loss(loss_fn: Callable[..., Any], state: ModelState, values: Sequence[Any], batch: Any, key: Any) -> Any:
+    """The loss function on one slice: its key is folded into the model's own random streams too.
+
+    Returns:
+      ``(result of loss_fn, leaf values of the model afterwards or [])``.
+    """
+    values = list(values)
+    for i in state.rng_keys:
+        values[i] = jax.random.fold_in(values[i], jax.random.bits(key))
+    built = state.build(values)
+    result = loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch)
+    after = state.mutated(built)
+    for i, (before, now) in enumerate(zip(values, after, strict=False)):
+        if before is not now and i not in (*state.rng_counts, *state.rng_keys):
+            raise TraceError(
+                f"trace: {state.leaves[i].path} changes inside the loss function.",
+                help="state carried from batch to batch (BatchNorm statistics) is not planned yet; freeze it "
+                "(use_running_average=True) or return it as a metric.",
+            )
+    return result
+
+
+def trace_loss(
+    loss_fn: Callable[..., Any], state: ModelState, batch: BatchLayout, size: int, *, forward_only: bool = False
+) -> LossProgram:
+    """Traces the loss function for a batch of ``size`` rows.
+
+    Args:
+      forward_only: accept any outputs, all of them metrics (for ``predict``).
+
+    Raises:
+      TraceError: the loss is not a scalar, the weight depends on parameters, or the model changes its own state.
+    """
+    names: dict[str, Any] = {}
+
+    def run(state_values: Sequence[Any], batch_values: Sequence[Any], key: Any) -> list[Any]:
+        result = call_loss(loss_fn, state, state_values, batch.build(batch_values), key)
+        parts, aux = ({}, result) if forward_only else loss_parts(result)
+        for name, value in parts.items():
+            _check_scalar(name, value)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(aux, is_leaf=lambda x: isinstance(x, _Reduction))
+        names.update(parts=tuple(parts), tree=tree, paths=[path_text(p) for p, _ in leaves])
+        names["kinds"] = [v.kind if isinstance(v, _Reduction) else "" for _, v in leaves]
+        return [*parts.values(), *(v.value if isinstance(v, _Reduction) else v for _, v in leaves)]
+
+    specs = [jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf.dtype)) for leaf in state.leaves]
+    flat = flatten(jax.make_jaxpr(run)(specs, batch.specs_at(size), key_spec()))
+    return _program(flat, state, len(batch.specs), names)
+
+
+def _dtype(name: str) -> Any:
+    return key_spec().dtype if name.startswith("key<") else np.dtype(name) if name != "bfloat16" else jnp.bfloat16
+
+
+def _check_scalar(name: str, value: Any) -> None:
+    shape, dtype = jnp.shape(value), jnp.result_type(value)
+    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+        what = "loss" if name == "loss" else f"WeightedLoss.{name}"
+        raise TraceError(
+            f"trace: the {what} is {dtype}{list(shape)}, not a floating-point scalar.",
+            help="reduce it, for example with .mean(), or return (loss, aux) with a scalar loss.",
+        )
+
+
+def _program(flat: Flat, state: ModelState, num_batch: int, names: Mapping[str, Any]) -> LossProgram:
+    num_parts = len(names["parts"])
+    parts = dict(zip(names["parts"], flat.outputs[:num_parts], strict=True))
+    aux = flat.outputs[num_parts:]
+    random = {*state.rng_keys, *state.rng_counts}
+    params = [v for i, v in enumerate(flat.inputs[: len(state.leaves)]) if i not in random]
+    data = [v for v in flat.inputs if v not in set(params)]
+    param_free = [not d for d in _dependent(flat, params)]
+    weight = parts.pop("weight", None)
+    if isinstance(weight, int) and not param_free[weight]:
+        raise TraceError(
+            "trace: the weight of the WeightedLoss depends on parameters.",
+            help="compute it from the batch alone, for example from the padding mask.",
+        )
+    terms: list[tuple[TermKind, Atom]] = []
+    for kind, root in parts.items():
+        flat, atoms = split_terms(flat, root, param_free)
+        param_free += [not d for d in _dependent(flat, params)][len(param_free) :]
+        terms.extend((kind, atom) for atom in atoms)
+    weights = [weight] if weight is not None else []
+    flat = replace(flat, outputs=(*(a for _, a in terms), *weights, *aux)).without_dead_code()
+    metrics = tuple(
+        Metric(path=path, atom=atom, kind=kind or "mean", dtype=_atom_aval(flat, atom).dtype)
+        for path, atom, kind in zip(names["paths"], aux, names["kinds"], strict=True)
+    )
+    trainable = [flat.inputs[i] for i in state.trainable]
+    return LossProgram(
+        flat=flat,
+        num_state=len(state.leaves),
+        num_batch=num_batch,
+        terms=tuple(terms),
+        weight=weight,
+        metrics=_inferred(flat, metrics, names["kinds"]),
+        metrics_tree=names["tree"],
+        param_dependent=_dependent(flat, params),
+        data_dependent=_dependent(flat, data),
+        active=_dependent(flat, trainable, differentiable=True),
+    )
+
+
+def _atom_aval(flat: Flat, atom: Atom) -> Any:
+    return flat.avals[atom] if isinstance(atom, int) else atom.aval
+
+
+def _inferred(flat: Flat, metrics: Sequence[Metric], kinds: Sequence[str]) -> tuple[Metric, ...]:
+    """Without an explicit reduction: floats are averaged, integers and booleans summed."""
+    return tuple(
+        m if kind or jnp.issubdtype(m.dtype, jnp.inexact) else replace(m, kind="sum")
+        for m, kind in zip(metrics, kinds, strict=True)
+    )
+
+
+def _dependent(flat: Flat, roots: Sequence[int], *, differentiable: bool = False) -> tuple[bool, ...]:
+    """For each value, whether it depends on ``roots`` (through floating-point values only, if ``differentiable``)."""
+    found = [False] * len(flat.avals)
+    for root in roots:
+        found[root] = True
+    for eqn in flat.eqns:
+        if any(found[a] for a in eqn.reads()) and not (differentiable and eqn.name == "stop_gradient"):
+            for o in eqn.outputs:
+                found[o] = not differentiable or jnp.issubdtype(flat.avals[o].dtype, jnp.inexact)
+    return tuple(found)

@@ -1,0 +1,201 @@
+"""The user's parameters (any pytree, or an nnx.Module) as an ordered list of named leaves, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from piper_jax.errors import TraceError
+from piper_jax.ir.nodes import Leaf, LeafKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """How the model's state is laid out.
+
+    Attributes:
+      leaves: one per array, in pytree order; shared NNX Variables appear once.
+      rng_keys: indices of leaves that hold a random key of the model (NNX); each slice folds its own key into them.
+      rng_counts: indices of counters of NNX random streams; constant within a step.
+      build: leaf values -> what the loss function receives (params, or a fresh model).
+      mutated: that object after the loss function ran -> leaf values.
+      trainable_tree: values of the trainable leaves, in order -> the pytree that the optimizer sees.
+    """
+
+    leaves: tuple[Leaf, ...]
+    rng_keys: tuple[int, ...]
+    rng_counts: tuple[int, ...]
+    build: Callable[[Sequence[Any]], Any]
+    mutated: Callable[[Any], list[Any]]
+    values: Callable[[Any], list[Any]]
+    trainable_tree: Callable[[Sequence[Any]], Any]
+
+    @property
+    def trainable(self) -> tuple[int, ...]:
+        return tuple(i for i, leaf in enumerate(self.leaves) if leaf.kind == "trainable")
+
+
+def model_state(params: Any, wrt: Any = None) -> ModelState:
+    """Reads the layout of ``params``.
+
+    Args:
+      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Leaves that are not arrays are static.
+      wrt: for modules, the Variable type or filter that is trained; ``nnx.Param`` by default.
+
+    Raises:
+      TraceError: no trainable leaf.
+    """
+    if isinstance(params, nnx.Module):
+        state = _nnx_state(params, nnx.Param if wrt is None else wrt)
+    else:
+        state = _tree_state(params)
+    if not state.trainable:
+        raise TraceError(
+            f"trace: the parameters ({type(params).__name__}) hold no floating-point array to train.",
+            help="pass a pytree of arrays, or an nnx.Module with nnx.Param variables (or wrt=...).",
+        )
+    return state
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is traced (arrays, specs, NumPy and Python numbers) rather than static."""
+    return isinstance(
+        leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, float, int, complex)
+    ) and not isinstance(leaf, bool)
+
+
+def spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array leaf, as JAX would take it."""
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    array = np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.ShapeDtypeStruct(array.shape, dtype)
+
+
+def path_text(path: Sequence[Any]) -> str:
+    """A key path as ``layers.0.kernel``; NNX's trailing ``value`` is left out."""
+    parts = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
+    if parts and parts[-1] == "value" and isinstance(path[-1], jax.tree_util.GetAttrKey):
+        parts = parts[:-1]
+    return ".".join(parts)
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of an array of this shape and dtype (a random key counts its key data)."""
+    itemsize = 8 if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) else np.dtype(aval.dtype).itemsize
+    return int(np.prod(aval.shape, dtype=np.int64)) * itemsize
+
+
+def _leaf(path: Sequence[Any], value: Any, kind: LeafKind) -> Leaf:
+    aval = spec(value)
+    return Leaf(path=path_text(path), shape=tuple(aval.shape), dtype=str(aval.dtype), kind=kind, nbytes=nbytes(aval))
+
+
+def _is_float(value: Any) -> bool:
+    return jnp.issubdtype(spec(value).dtype, jnp.inexact)
+
+
+def _tree_state(params: Any) -> ModelState:
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
+    static = [None if is_array(v) else v for _, v in with_path]
+    arrays = [i for i, (_, v) in enumerate(with_path) if is_array(v)]
+    leaves = tuple(
+        _leaf(with_path[i][0], with_path[i][1], "trainable" if _is_float(with_path[i][1]) else "constant")
+        for i in arrays
+    )
+
+    def build(values: Sequence[Any]) -> Any:
+        filled = list(static)
+        for i, value in zip(arrays, values, strict=True):
+            filled[i] = value
+        return jax.tree.unflatten(treedef, filled)
+
+    def values(tree: Any) -> list[Any]:
+        found, other = jax.tree.flatten(tree)
+        if other != treedef:
+            raise _other_model(leaves, tree)
+        return _checked(leaves, [found[i] for i in arrays])
+
+    def trainable_tree(trainable: Sequence[Any]) -> Any:
+        filled: list[Any] = [None] * len(static)
+        chosen = [i for i, leaf in zip(arrays, leaves, strict=True) if leaf.kind == "trainable"]
+        for i, value in zip(chosen, trainable, strict=True):
+            filled[i] = value
+        return jax.tree.unflatten(treedef, filled)
+
+    return ModelState(
+        leaves=leaves, rng_keys=(), rng_counts=(), build=build, mutated=lambda tree: [], values=values,
+        trainable_tree=trainable_tree,
+    )  # fmt: skip
+
+
+def _nnx_state(model: nnx.Module, wrt: Any) -> ModelState:
+    graphdef, trained, rest = nnx.split(model, wrt, ...)
+    trained_def, rest_def = jax.tree.structure(trained), jax.tree.structure(rest)
+    num_trained = trained_def.num_leaves
+    with_path = [*jax.tree_util.tree_leaves_with_path(trained), *jax.tree_util.tree_leaves_with_path(rest)]
+    kinds: list[LeafKind] = [
+        "trainable" if i < num_trained and _is_float(v) else "constant" for i, (_, v) in enumerate(with_path)
+    ]
+    leaves = tuple(_leaf(path, value, kind) for (path, value), kind in zip(with_path, kinds, strict=True))
+    variables = jax.tree.leaves(rest, is_leaf=lambda v: isinstance(v, nnx.Variable))
+    offset = num_trained
+    keys = tuple(offset + i for i, v in enumerate(variables) if isinstance(v, nnx.RngKey))
+    counts = tuple(offset + i for i, v in enumerate(variables) if isinstance(v, nnx.RngCount))
+
+    def build(values: Sequence[Any]) -> nnx.Module:
+        states = (
+            jax.tree.unflatten(trained_def, values[:num_trained]),
+            jax.tree.unflatten(rest_def, values[num_trained:]),
+        )
+        return nnx.merge(graphdef, *states)
+
+    def mutated(built: nnx.Module) -> list[Any]:
+        return [leaf for part in nnx.split(built, wrt, ...)[1:] for leaf in jax.tree.leaves(part)]
+
+    def values(other: nnx.Module) -> list[Any]:
+        if not isinstance(other, nnx.Module):
+            raise _other_model(leaves, other)
+        _, other_trained, other_rest = nnx.split(other, wrt, ...)
+        if (jax.tree.structure(other_trained), jax.tree.structure(other_rest)) != (trained_def, rest_def):
+            raise _other_model(leaves, other)
+        return _checked(leaves, [*jax.tree.leaves(other_trained), *jax.tree.leaves(other_rest)])
+
+    def trainable_tree(trainable: Sequence[Any]) -> Any:
+        pending = iter(trainable)
+        return jax.tree.unflatten(
+            trained_def, [next(pending) if k == "trainable" else None for k in kinds[:num_trained]]
+        )
+
+    return ModelState(
+        leaves=leaves, rng_keys=keys, rng_counts=counts, build=build, mutated=mutated, values=values,
+        trainable_tree=trainable_tree,
+    )  # fmt: skip
+
+
+def _other_model(leaves: Sequence[Leaf], other: Any) -> TraceError:
+    have = [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(other)]
+    missing = [leaf.path for leaf in leaves if leaf.path not in have]
+    return TraceError(
+        "init: these parameters are not those of the traced model.",
+        detail=[f"missing: {', '.join(missing[:5])}"] if missing else [f"structure of {type(other).__name__} differs"],
+        help="pass the same pytree (or module) structure that was traced, or trace again.",
+    )
+
+
+def _checked(leaves: Sequence[Leaf], values: list[Any]) -> list[Any]:
+    for leaf, value in zip(leaves, values, strict=True):
+        aval = spec(value)
+        if (tuple(aval.shape), str(aval.dtype)) != (leaf.shape, leaf.dtype):
+            raise TraceError(
+                f"init: {leaf.path} is {aval.dtype}{list(aval.shape)}, but {leaf.dtype}{list(leaf.shape)} was traced.",
+                help="pass parameters of the traced shapes and dtypes, or trace again.",
+            )
+    return values

@@ -1,0 +1,168 @@
+"""The optimizer update as one flat program, partitioned by the state buckets that its values belong to.
+
+A value belongs to a bucket (it derives from that bucket's gradients, parameters or moments alone), to none (step counts,
+schedules: every group computes it), or it mixes buckets (a global norm). What a mixing equation reads is exchanged between
+groups after a round; then every group computes the mixed values for itself, with the very equations of the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from piper_jax.errors import TraceError
+from piper_jax.tracing.flat import Atom, Flat, flatten
+from piper_jax.tracing.model_state import ModelState, nbytes, path_text
+
+MIXED = -1
+MAX_EXCHANGED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerProgram:
+    """Inputs of ``flat``: gradients, parameters (both of the trainable leaves, in order), optimizer leaves.
+
+    Outputs: new parameters, then new optimizer leaves.
+
+    Attributes:
+      owner: for each value, a bucket index, None, or MIXED.
+      exchanged: for each round, the bucket-owned values that mixed equations read.
+      leaf_owner: for each optimizer leaf, a bucket index, or None where every group keeps it.
+      init: trainable leaf values -> optimizer leaf values.
+      tree: treedef of the optax state.
+    """
+
+    flat: Flat
+    num_trainable: int
+    owner: tuple[int | None, ...]
+    exchanged: tuple[tuple[int, ...], ...]
+    leaf_owner: tuple[int | None, ...]
+    leaf_paths: tuple[str, ...]
+    leaf_specs: tuple[jax.ShapeDtypeStruct, ...]
+    tree: Any
+    optimizer: Any
+    state: ModelState
+
+    def init(self, trainable: Sequence[Any]) -> list[Any]:
+        return jax.tree.leaves(self.optimizer.init(self.state.trainable_tree(trainable)))
+
+    def leaf_nbytes(self, leaf: int) -> int:
+        return nbytes(self.leaf_specs[leaf])
+
+    def gradient_input(self, k: int) -> int:
+        return self.flat.inputs[k]
+
+    def param_input(self, k: int) -> int:
+        return self.flat.inputs[self.num_trainable + k]
+
+    def leaf_input(self, k: int) -> int:
+        return self.flat.inputs[2 * self.num_trainable + k]
+
+    def param_output(self, k: int) -> Atom:
+        return self.flat.outputs[k]
+
+    def leaf_output(self, k: int) -> Atom:
+        return self.flat.outputs[self.num_trainable + k]
+
+
+def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int]) -> OptimizerProgram:
+    """Traces ``optimizer.update`` and ``optax.apply_updates`` over all trainable leaves and partitions the result.
+
+    Args:
+      optimizer: an ``optax.GradientTransformation``.
+      state: layout of the model's state.
+      bucket_of: the bucket of each trainable leaf, in order.
+
+    Raises:
+      TraceError: arrays of several buckets are mixed whole (only scalars may be).
+    """
+    specs = [_leaf_spec(state.leaves[i]) for i in state.trainable]
+    tree = state.trainable_tree(specs)
+    leaves_with_path, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(optimizer.init, tree))
+    leaf_specs = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for _, v in leaves_with_path)
+
+    def update(gradients: Sequence[Any], params: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        updates, after = optimizer.update(
+            state.trainable_tree(gradients), jax.tree.unflatten(treedef, leaves), state.trainable_tree(params)
+        )
+        new = optax.apply_updates(state.trainable_tree(params), updates)
+        return [*jax.tree.leaves(new), *jax.tree.leaves(after)]
+
+    flat = flatten(jax.make_jaxpr(update)(specs, specs, list(leaf_specs)), select_branches=True).without_dead_code()
+    owner, leaf_owner = _owners(flat, len(specs), list(bucket_of), len(leaf_specs))
+    return OptimizerProgram(
+        flat=flat,
+        num_trainable=len(specs),
+        owner=owner,
+        exchanged=_exchanges(flat, owner),
+        leaf_owner=leaf_owner,
+        leaf_paths=tuple(path_text(path) for path, _ in leaves_with_path),
+        leaf_specs=leaf_specs,
+        tree=treedef,
+        optimizer=optimizer,
+        state=state,
+    )
+
+
+def _leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype))
+
+
+def _join(owners: Iterable[int | None], *, scalar: bool = False) -> int | None:
+    """Where a value lives that derives from values of ``owners``.
+
+    An array scaled by a mixed scalar stays with its bucket; a scalar that has met a mixed one is mixed, so that a running
+    sum over buckets needs one exchange and not one per bucket.
+    """
+    found = {o for o in owners if o is not None}
+    buckets = found - {MIXED}
+    if len(buckets) > 1 or (scalar and MIXED in found):
+        return MIXED
+    return next(iter(buckets or found), None)
+
+
+def _owners(
+    flat: Flat, num: int, bucket_of: list[int], num_leaves: int
+) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+    """Least fixed point: an optimizer leaf belongs where its next value does."""
+    leaf_owner: list[int | None] = [None] * num_leaves
+    while True:
+        owner: list[int | None] = [None] * len(flat.avals)
+        given = [*bucket_of, *bucket_of, *(None if o == MIXED else o for o in leaf_owner)]
+        for value, o in zip(flat.inputs, given, strict=True):
+            owner[value] = o
+        for eqn in flat.eqns:
+            joined = _join((owner[a] for a in eqn.reads()), scalar=all(flat.avals[o].shape == () for o in eqn.outputs))
+            for o in eqn.outputs:
+                owner[o] = joined
+        following = [owner[a] if isinstance(a, int) else None for a in flat.outputs[num:]]
+        joined_leaves = [_join([before, after]) for before, after in zip(leaf_owner, following, strict=True)]
+        if joined_leaves == leaf_owner:
+            return tuple(owner), tuple(None if o == MIXED else o for o in leaf_owner)
+        leaf_owner = joined_leaves
+
+
+def _exchanges(flat: Flat, owner: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+    rounds = [0] * len(flat.avals)
+    exchanged: dict[int, dict[int, None]] = {}
+    for eqn in flat.eqns:
+        mixed = any(owner[o] == MIXED for o in eqn.outputs)
+        now = 0
+        for a in eqn.reads():
+            crosses = mixed and owner[a] not in (None, MIXED)
+            now = max(now, rounds[a] + crosses)
+            if crosses:
+                exchanged.setdefault(rounds[a], {})[a] = None
+                if nbytes(flat.avals[a]) > MAX_EXCHANGED_BYTES:
+                    aval = flat.avals[a]
+                    raise TraceError(
+                        f"optimizer: `{eqn.name}` mixes whole arrays ({aval.dtype}{list(aval.shape)}) of several parameters.",
+                        help="only scalars (norms, finite checks) may mix parameters; update each parameter on its own.",
+                    )
+        for o in eqn.outputs:
+            rounds[o] = now
+    return tuple(tuple(exchanged.get(k, ())) for k in range(max(exchanged, default=-1) + 1))

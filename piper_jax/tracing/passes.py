@@ -1,0 +1,179 @@
+"""The passes of a chunk as flat programs: forward with residuals, backward from residuals, and forward alone.
+
+Residuals that are parameters or inputs are referenced, and those that follow from parameters or from the batch alone are
+computed again in the backward pass, so that only activations are kept between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from piper_jax.tracing.chunk import Chunk
+from piper_jax.tracing.flat import Atom, Flat, flatten, read
+from piper_jax.tracing.loss_program import LossProgram
+
+SEEDS = ("loss", "total", "extra")
+_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Flat programs of a chunk. Their inputs come in the order state, batch, key (if used), externals.
+
+    Attributes:
+      evaluate: inputs -> exports, one partial sum per kind in ``kinds``, metrics.
+      forward: inputs -> the same, then residuals.
+      backward: inputs, residuals, cotangents of ``diff_exports``, seeds of ``kinds`` -> cotangents of
+        ``diff_externals``, gradients of ``diff_state``. None without a backward pass.
+      kinds: which of loss, total and extra this chunk has terms of.
+      backward_uses: for each of the common inputs, whether the backward program reads it.
+    """
+
+    chunk: Chunk
+    kinds: tuple[str, ...]
+    evaluate: Flat
+    forward: Flat
+    backward: Flat | None
+    num_residuals: int
+    backward_uses: tuple[bool, ...]
+
+
+def passes(program: LossProgram, chunk: Chunk) -> Passes:
+    """Builds the passes of ``chunk`` at the batch size of ``program``; traces, computes nothing."""
+    kinds = tuple(k for k in SEEDS if any(program.terms[i][0] == k for i in chunk.terms))
+    function = _ChunkFunction(program, chunk, kinds)
+    evaluate = flatten(jax.make_jaxpr(function.outputs)(*function.specs))
+    if not chunk.has_backward:
+        return Passes(
+            chunk=chunk,
+            kinds=kinds,
+            evaluate=evaluate,
+            forward=evaluate,
+            backward=None,
+            num_residuals=0,
+            backward_uses=(),
+        )
+    return function.with_backward(evaluate)
+
+
+class _ChunkFunction:
+    def __init__(self, program: LossProgram, chunk: Chunk, kinds: tuple[str, ...]):
+        self.program, self.chunk, self.kinds = program, chunk, kinds
+        self.ids = [
+            *(program.state_input(i) for i in chunk.state),
+            *(program.batch_input(i) for i in chunk.batch),
+            *([program.key_input] if chunk.uses_key else []),
+            *chunk.externals,
+        ]
+        avals = program.flat.avals
+        self.specs = [jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype) for v in self.ids]
+        differentiable = {*(program.state_input(i) for i in chunk.diff_state), *chunk.diff_externals}
+        self.diff = [k for k, v in enumerate(self.ids) if v in differentiable]
+
+    def environment(self, inputs: Sequence[Any]) -> dict[int, Any]:
+        flat = self.program.flat
+        env = {**flat.consts, **dict(zip(self.ids, inputs, strict=True))}
+        flat.run((flat.eqns[i] for i in self.chunk.eqns), env)
+        return env
+
+    def outputs(self, *inputs: Any) -> list[Any]:
+        """Exports, partial sums of the loss, metrics."""
+        env = self.environment(inputs)
+        return [*(env[v] for v in self.chunk.exports), *self.partials(env), *self.metrics(env)]
+
+    def partials(self, env: dict[int, Any]) -> list[Any]:
+        terms = [self.program.terms[i] for i in self.chunk.terms]
+        return [sum(jnp.asarray(read(atom, env)) for k, atom in terms if k == kind) for kind in self.kinds]
+
+    def metrics(self, env: dict[int, Any]) -> list[Any]:
+        return [jnp.asarray(read(self.program.metrics[i].atom, env)) for i in self.chunk.metrics]
+
+    def differentiated(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        """All outputs, and the pullback of (differentiable exports, partials) to the differentiable inputs."""
+
+        def run(*diff: Any) -> tuple[list[Any], list[Any]]:
+            filled = list(inputs)
+            for position, value in zip(self.diff, diff, strict=True):
+                filled[position] = value
+            env = self.environment(filled)
+            smooth = [*(env[v] for v in self.chunk.diff_exports), *self.partials(env)]
+            return smooth, [*(env[v] for v in self.chunk.exports), *self.partials(env), *self.metrics(env)]
+
+        _, pullback, outputs = jax.vjp(run, *(inputs[k] for k in self.diff), has_aux=True)
+        return outputs, pullback
+
+    def with_backward(self, evaluate: Flat) -> Passes:
+        treedef: list[Any] = []
+
+        def forward(*inputs: Any) -> list[Any]:
+            outputs, pullback = self.differentiated(inputs)
+            leaves, tree = jax.tree.flatten(pullback)
+            treedef.append(tree)
+            return [*outputs, *leaves]
+
+        full = flatten(jax.make_jaxpr(forward)(*self.specs))
+        num_outputs = len(evaluate.outputs)
+        residuals = full.outputs[num_outputs:]
+        saved, recomputed = self.partition(full, residuals)
+        smooth = [self.aval(v) for v in self.chunk.diff_exports] + [
+            jax.ShapeDtypeStruct((), evaluate.avals[a].dtype if isinstance(a, int) else a.aval.dtype)
+            for a in evaluate.outputs[len(self.chunk.exports) : len(self.chunk.exports) + len(self.kinds)]
+        ]
+
+        def backward(inputs: Sequence[Any], kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            env = {**full.consts, **dict(zip(full.inputs, inputs, strict=True)), **dict(zip(saved, kept, strict=True))}
+            full.run((full.eqns[i] for i in recomputed), env)
+            pullback = jax.tree.unflatten(treedef[0], [read(a, env) for a in residuals])
+            return self.reordered(pullback(list(cotangents)))
+
+        kept = [jax.ShapeDtypeStruct(full.avals[v].shape, full.avals[v].dtype) for v in saved]
+        back = flatten(jax.make_jaxpr(backward)(self.specs, kept, smooth)).without_dead_code()
+        read_values = {a for e in back.eqns for a in e.reads()} | {a for a in back.outputs if isinstance(a, int)}
+        return Passes(
+            chunk=self.chunk,
+            kinds=self.kinds,
+            evaluate=evaluate,
+            forward=replace(full, outputs=(*full.outputs[:num_outputs], *saved)).without_dead_code(),
+            backward=back,
+            num_residuals=len(saved),
+            backward_uses=tuple(a in read_values for a in back.inputs[: len(self.specs)]),
+        )
+
+    def aval(self, value: int) -> jax.ShapeDtypeStruct:
+        aval = self.program.flat.avals[value]
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    def reordered(self, gradients: Sequence[Any]) -> list[Any]:
+        """Cotangents of externals first, then gradients of state."""
+        by_value = dict(zip((self.ids[k] for k in self.diff), gradients, strict=True))
+        state = [self.program.state_input(i) for i in self.chunk.diff_state]
+        return [*(by_value[v] for v in self.chunk.diff_externals), *(by_value[v] for v in state)]
+
+    def partition(self, full: Flat, residuals: Sequence[Atom]) -> tuple[list[int], list[int]]:
+        """Residual values to save, and the equations that give the others again from the inputs."""
+        on_activation, random = [False] * len(full.avals), [False] * len(full.avals)
+        params = {full.inputs[k] for k in range(len(self.chunk.state))}
+        kinds = {v: "param" if v in params else "data" for v in full.inputs}
+        for k, value in enumerate(full.inputs):
+            on_activation[value] = self.ids[k] in self.chunk.externals
+        for eqn in full.eqns:
+            reads = list(eqn.reads())
+            found = {kinds.get(a) for a in reads} - {None}
+            mixed = len(found) > 1 or any(on_activation[a] for a in reads)
+            for o in eqn.outputs:
+                on_activation[o] = mixed
+                random[o] = eqn.name in _RANDOM or any(random[a] for a in reads)
+                if len(found) == 1:
+                    kinds[o] = next(iter(found))
+        inputs = set(full.inputs)
+        distinct = dict.fromkeys(
+            a for a in residuals if isinstance(a, int) and a not in inputs and a not in full.consts
+        )
+        saved = [v for v in distinct if on_activation[v] or random[v]]
+        again = [v for v in distinct if not (on_activation[v] or random[v])]
+        return saved, [i for i in full.needed(again, [*inputs, *saved]) if not full.eqns[i].eqn.effects]

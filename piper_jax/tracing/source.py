@@ -1,0 +1,83 @@
+"""The source of a plan: the traced model, loss and optimizer, kept beside the DAG until lowering."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from piper_jax.errors import TraceError
+from piper_jax.tracing.flat import Flat
+from piper_jax.tracing.loss_program import BatchLayout, LossProgram, trace_loss
+from piper_jax.tracing.model_state import ModelState
+from piper_jax.tracing.optimizer_program import OptimizerProgram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Everything that lowering needs besides the DAG.
+
+    Attributes:
+      program: the loss at the global batch size.
+      units: the unit of each of its equations, None where it roams.
+      bucket_leaves: indices of the state leaves of each bucket.
+      values: names of ``Dag.values`` -> values of the flat program.
+      optimizer: the partitioned update, None for plans that only evaluate.
+      bucket_names: bucket names by the index that ``optimizer`` uses.
+    """
+
+    loss_fn: Callable[..., Any]
+    state: ModelState
+    batch: BatchLayout
+    program: LossProgram
+    units: tuple[int | None, ...]
+    bucket_leaves: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, int]
+    optimizer: OptimizerProgram | None
+    bucket_names: tuple[str, ...]
+    fingerprint: str
+    forward_only: bool = False
+
+    def at(self, size: int) -> LossProgram:
+        """The loss at another batch size (a slice); equation by equation the same program.
+
+        Raises:
+          TraceError: the model's Python code does something else at this size.
+        """
+        return matched(self.program, self.trace_at(size), size)
+
+    def trace_at(self, size: int) -> LossProgram:
+        return trace_loss(self.loss_fn, self.state, self.batch, size, forward_only=self.forward_only)
+
+
+def matched(program: LossProgram, other: LossProgram, size: int) -> LossProgram:
+    """``other`` with the metric kinds of ``program``, if both are the same program at different batch sizes."""
+    ours, theirs = (
+        [(e.name, e.inputs if all(isinstance(a, int) for a in e.inputs) else len(e.inputs)) for e in p.flat.eqns]
+        for p in (program, other)
+    )
+    if ours != theirs:
+        where = next(
+            (k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        )
+        eqn = program.flat.eqns[min(where, len(ours) - 1)]
+        raise TraceError(
+            f"trace: the model computes something else for a batch of {size} rows, from `{eqn.name}` at "
+            f"{eqn.path or 'the loss function'} on.",
+            help="its Python code branches on the batch size; use jnp.where or sizes that do not depend on it.",
+        )
+    kinds = zip(other.metrics, program.metrics, strict=True)
+    return replace(other, metrics=tuple(replace(mine, kind=known.kind) for mine, known in kinds))
+
+
+def fingerprint(flat: Flat, state: ModelState) -> str:
+    """A structural hash: primitives, wiring, shapes and the names of state leaves; not values, not source lines."""
+    digest = hashlib.sha256()
+    for leaf in state.leaves:
+        digest.update(f"{leaf.path}:{leaf.dtype}{leaf.shape}:{leaf.kind};".encode())
+    for eqn in flat.eqns:
+        inputs = ",".join(str(a) if isinstance(a, int) else "lit" for a in eqn.inputs)
+        shapes = ",".join(str(flat.avals[o]) for o in eqn.outputs)
+        digest.update(f"{eqn.name}({inputs})->{shapes};".encode())
+    return digest.hexdigest()[:16]

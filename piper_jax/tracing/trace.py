@@ -1,0 +1,342 @@
+"""``piper.trace``: a loss function and an optimizer become ONE global training DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from piper_jax import _jax_compat
+from piper_jax.errors import TraceError
+from piper_jax.ir.dag import Coupling, Dag
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Bucket, Compute, DataEdge, Op, OrderEdge, Update, Value
+from piper_jax.planning import Plan
+from piper_jax.tracing.chunk import Chunk, chunks
+from piper_jax.tracing.costs import total_flops
+from piper_jax.tracing.flat import FlatEqn
+from piper_jax.tracing.loss_program import LossProgram, batch_layout, trace_loss
+from piper_jax.tracing.model_state import ModelState, model_state, nbytes
+from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
+from piper_jax.tracing.passes import passes
+from piper_jax.tracing.regions import assign_units
+from piper_jax.tracing.source import Source, fingerprint, matched
+
+
+def trace(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    *,
+    optimizer: Any = None,
+    wrt: Any = None,
+    forward_only: bool = False,
+) -> Plan:
+    """Traces one training step into a Plan; touches no device and computes nothing.
+
+    Args:
+      loss_fn: ``loss_fn(params_or_model, batch[, rng]) -> loss | (loss, aux) | WeightedLoss``, pure. ``rng`` is the key
+        of the slice.
+      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Non-array leaves are static.
+      batch: a pytree of arrays ``[batch, ...]`` or their shapes; scalars are shared by all slices.
+      optimizer: an ``optax.GradientTransformation``; without one the plan has no updates.
+      wrt: for modules, the Variable filter that is trained (``nnx.Param``).
+      forward_only: ``loss_fn`` may return anything; the plan has forward passes alone.
+
+    Returns:
+      A Plan with one operation per region (or automatic cut point), not yet placed.
+
+    Raises:
+      TraceError: what cannot be planned, with the module path and the line.
+    """
+    state, layout = model_state(params, wrt), batch_layout(batch)
+    program = trace_loss(loss_fn, state, layout, layout.size, forward_only=forward_only)
+    doubled = trace_loss(loss_fn, state, layout, 2 * layout.size, forward_only=forward_only)
+    batch_dims = _batch_dims(program, matched(program, doubled, 2 * layout.size))
+    program = replace(program, metrics=_per_sample(program, batch_dims))
+    units = assign_units(program)
+    parts = chunks(program, units, [[u] for u in range(max((u for u in units if u is not None), default=-1) + 1)])
+    if not parts:
+        raise TraceError(
+            "trace: nothing in the loss depends on both the parameters and the batch.",
+            help="the loss function must use its first two arguments.",
+        )
+    return _Assembly(loss_fn, state, layout, program, units, parts, batch_dims, optimizer, forward_only).plan()
+
+
+def _batch_dims(program: LossProgram, doubled: LossProgram) -> tuple[int | None, ...]:
+    """For each value, the dimension that grows with the batch."""
+    pairs = zip(program.flat.avals, doubled.flat.avals, strict=True)
+    return tuple(
+        next((d for d, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b), None)
+        for one, two in pairs
+    )
+
+
+def _per_sample(program: LossProgram, batch_dims: Sequence[int | None]) -> tuple[Any, ...]:
+    return tuple(
+        replace(m, kind="samples") if isinstance(m.atom, int) and batch_dims[m.atom] == 0 else m
+        for m in program.metrics
+    )
+
+
+@dataclass(slots=True)
+class _Assembly:
+    loss_fn: Callable[..., Any]
+    state: ModelState
+    layout: Any
+    program: LossProgram
+    units: tuple[int | None, ...]
+    parts: Sequence[Chunk]
+    batch_dims: tuple[int | None, ...]
+    optimizer: Any
+    forward_only: bool
+
+    def plan(self) -> Plan:
+        names = _unit_names(self.state, self.parts, [self._unit_eqns(u) for u in range(len(self.parts))])
+        readers = self._readers(names)
+        bucket_leaves = _bucket_leaves(self.state, readers)
+        bucket_names = tuple(
+            b for b, leaves in bucket_leaves.items() if self.state.leaves[leaves[0]].kind == "trainable"
+        )
+        update = self._optimizer(bucket_leaves, bucket_names)
+        value_names = self._value_names()
+        ops = self._ops(names, bucket_leaves)
+        dag = Dag(
+            nodes=self._nodes(ops, bucket_names if update else ()),
+            data=tuple(self._edges(names, bucket_leaves, value_names, update is not None)),
+            order=tuple(self._update_order(ops, bucket_names, bucket_leaves) if update else ()),
+            ops=ops,
+            values=self._values(names, bucket_leaves, value_names, ops),
+            buckets=self._buckets(bucket_leaves, bucket_names, update),
+            couplings=_couplings(update, bucket_names) if update else (),
+        )
+        source = Source(
+            loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
+            bucket_leaves=bucket_leaves, values={name: v for v, name in value_names.items()}, optimizer=update,
+            bucket_names=bucket_names, fingerprint=fingerprint(self.program.flat, self.state),
+            forward_only=self.forward_only,
+        )  # fmt: skip
+        return Plan(dag=dag, history=(), source=source)
+
+    def _unit_eqns(self, unit: int) -> list[FlatEqn]:
+        return [self.program.flat.eqns[i] for i, u in enumerate(self.units) if u == unit]
+
+    def _readers(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """For each state leaf, the operations that read it; unread leaves live with the first."""
+        found: list[list[str]] = [[] for _ in self.state.leaves]
+        for name, part in zip(names, self.parts, strict=True):
+            for leaf in part.state:
+                found[leaf].append(name)
+        return [tuple(r) or (names[0],) for r in found]
+
+    def _optimizer(
+        self, bucket_leaves: Mapping[str, tuple[int, ...]], bucket_names: Sequence[str]
+    ) -> OptimizerProgram | None:
+        if self.optimizer is None:
+            return None
+        of_leaf = {leaf: k for k, b in enumerate(bucket_names) for leaf in bucket_leaves[b]}
+        return trace_optimizer(self.optimizer, self.state, [of_leaf[i] for i in self.state.trainable])
+
+    def _value_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        wanted = {v for part in self.parts for v in part.exports}
+        for index, eqn in enumerate(self.program.flat.eqns):
+            for k, value in enumerate(eqn.outputs):
+                if value in wanted:
+                    names[value] = f"{eqn.name}.{index}" + (f".{k}" if len(eqn.outputs) > 1 else "")
+        return names
+
+    def _ops(self, names: Sequence[str], bucket_leaves: Mapping[str, tuple[int, ...]]) -> dict[str, Op]:
+        costs: dict[Any, tuple[int, int, int, int]] = {}
+        ops = {}
+        read = {leaf for part in self.parts for leaf in part.state}
+        for unit, (name, part) in enumerate(zip(names, self.parts, strict=True)):
+            signature = _signature(self.program, part)
+            if signature not in costs:
+                costs[signature] = _costs(self.program, part)
+            forward, backward_input, backward_weight, residual_bytes = costs[signature]
+            own = self._unit_eqns(unit)
+            reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & set(part.state)]
+            unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
+            ops[name] = Op(
+                name=name, units=(unit,), PP=unit, path=name, source=next(filter(None, (_jax_compat.user_line(e.eqn) for e in own)), ""),
+                flops_forward=forward, flops_backward_input=backward_input, flops_backward_weight=backward_weight,
+                residual_bytes=residual_bytes, reads=(*reads, *unread),
+                batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
+                has_backward=part.has_backward and not self.forward_only,
+            )  # fmt: skip
+        return ops
+
+    def _nodes(self, ops: Mapping[str, Op], updates: Iterable[str]) -> dict[NodeId, Any]:
+        forward = [NodeId(op.name, "F", PP=op.PP) for op in ops.values()]
+        backward = [NodeId(op.name, "B", PP=op.PP) for op in reversed(ops.values()) if op.has_backward]
+        nodes: dict[NodeId, Any] = {i: Compute(id=i) for i in (*forward, *backward)}
+        for bucket in updates:
+            node = NodeId(f"update {bucket}", "U")
+            nodes[node] = Update(id=node, buckets=(bucket,))
+        return nodes
+
+    def _edges(
+        self,
+        names: Sequence[str],
+        bucket_leaves: Mapping[str, tuple[int, ...]],
+        values: Mapping[int, str],
+        updates: bool,
+    ) -> Iterable[DataEdge]:
+        home = {v: k for k, part in enumerate(self.parts) for v in part.exports}
+        forward = [NodeId(name, "F", PP=k) for k, name in enumerate(names)]
+        backward = [NodeId(name, "B", PP=k) for k, name in enumerate(names)]
+        for k, part in enumerate(self.parts):
+            for source, found in _grouped((home[v], v) for v in part.externals).items():
+                yield DataEdge(forward[source], forward[k], tuple(values[v] for v in found))
+        if self.forward_only:
+            return
+        for k, part in reversed(list(enumerate(self.parts))):
+            if not part.has_backward:
+                continue
+            yield DataEdge(forward[k], backward[k], (f"residuals {names[k]}",))
+            for source, found in _grouped((home[v], v) for v in part.diff_externals).items():
+                yield DataEdge(backward[k], backward[source], tuple(f"d {values[v]}" for v in found))
+            for bucket, leaves in bucket_leaves.items():
+                if updates and set(leaves) & set(part.diff_state):
+                    yield DataEdge(backward[k], NodeId(f"update {bucket}", "U"), (f"gradient {bucket}",))
+
+    def _update_order(
+        self, ops: Mapping[str, Op], bucket_names: Iterable[str], bucket_leaves: Mapping[str, tuple[int, ...]]
+    ) -> Iterable[OrderEdge]:
+        """Whoever reads a bucket without giving it a gradient still reads before it is updated."""
+        for op, part in zip(ops.values(), self.parts, strict=True):
+            last = NodeId(op.name, "B" if op.has_backward else "F", PP=op.PP)
+            for bucket in bucket_names:
+                gives = op.has_backward and set(bucket_leaves[bucket]) & set(part.diff_state)
+                if bucket in op.reads and not gives:
+                    yield OrderEdge(last, NodeId(f"update {bucket}", "U"), "read before update")
+
+    def _values(
+        self,
+        names: Sequence[str],
+        bucket_leaves: Mapping[str, tuple[int, ...]],
+        value_names: Mapping[int, str],
+        ops: Mapping[str, Op],
+    ) -> dict[str, Value]:
+        table: dict[str, Value] = {}
+        active = {v for part in self.parts for v in part.diff_exports}
+        for value, name in value_names.items():
+            aval = self.program.flat.avals[value]
+            known = Value(
+                name=name, shape=tuple(aval.shape), dtype=str(aval.dtype), batch_dim=self.batch_dims[value],
+                nbytes=nbytes(aval),
+            )  # fmt: skip
+            table[name] = known
+            if value in active:
+                table[f"d {name}"] = replace(known, name=f"d {name}")
+        for name in names:
+            size = ops[name].residual_bytes
+            table[f"residuals {name}"] = Value(
+                name=f"residuals {name}", batch_dim=0, nbytes=size, shape=(size,), dtype="uint8"
+            )
+        for bucket, leaves in bucket_leaves.items():
+            size = sum(self.state.leaves[i].nbytes for i in leaves)
+            for kind in ("parameters", "gradient"):
+                table[f"{kind} {bucket}"] = Value(name=f"{kind} {bucket}", nbytes=size, shape=(size,), dtype="uint8")
+        return table
+
+    def _buckets(
+        self,
+        bucket_leaves: Mapping[str, tuple[int, ...]],
+        bucket_names: Sequence[str],
+        update: OptimizerProgram | None,
+    ) -> dict[str, Bucket]:
+        sizes = dict.fromkeys(bucket_leaves, 0)
+        for leaf, owner in enumerate(update.leaf_owner if update else ()):
+            if owner is not None:
+                sizes[bucket_names[owner]] += update.leaf_nbytes(leaf)  # type: ignore[union-attr]
+        return {
+            name: Bucket(name=name, leaves=tuple(self.state.leaves[i] for i in leaves), optimizer_bytes=sizes[name])
+            for name, leaves in bucket_leaves.items()
+        }
+
+
+def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return dict(sorted(found.items()))
+
+
+def _bucket_leaves(state: ModelState, readers: Sequence[tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
+    """Leaves with the same kind and the same readers share a bucket, named by its reader or by the leaf it is."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for index, (leaf, names) in enumerate(zip(state.leaves, readers, strict=True)):
+        found.setdefault((leaf.kind, names), []).append(index)
+    buckets: dict[str, tuple[int, ...]] = {}
+    for (kind, names), leaves in found.items():
+        name = names[0] if len(names) == 1 else state.leaves[leaves[0]].path
+        name = name if kind == "trainable" else f"{kind} {name}"
+        buckets[_unique(name, buckets)] = tuple(leaves)
+    return buckets
+
+
+def _unique(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+    if name not in taken:
+        return name
+    return next(f"{name}#{k}" for k in range(2, len(taken) + 3) if f"{name}#{k}" not in taken)
+
+
+def _unit_names(state: ModelState, parts: Sequence[Chunk], eqns: Sequence[Sequence[FlatEqn]]) -> list[str]:
+    """Module paths of the leaves that a unit alone reads, or of its scopes, or its number."""
+    count: dict[int, int] = {}
+    for part in parts:
+        for leaf in part.state:
+            count[leaf] = count.get(leaf, 0) + 1
+    names: list[str] = []
+    for unit, part in enumerate(parts):
+        own = [leaf for leaf in part.state if count[leaf] == 1] or list(part.state)
+        roots = list(dict.fromkeys(_module_root(state.leaves[leaf].path) for leaf in own))
+        if not roots:
+            roots = list(dict.fromkeys(e.path.split(".")[0] for e in eqns[unit] if e.path))
+        label = "+".join(roots[:2]) + ("+..." if len(roots) > 2 else "") if roots else f"unit{unit}"
+        names.append(_unique(label, set(names)))
+    return names
+
+
+def _module_root(path: str) -> str:
+    parts = [p for p in path.split(".") if p != "params"]
+    keep = 2 if len(parts) > 1 and parts[1].isdigit() else 1
+    return ".".join(parts[:keep])
+
+
+def _signature(program: LossProgram, part: Chunk) -> Any:
+    """Equal for units of the same equations on the same shapes (used for cost estimates only)."""
+    local: dict[int, int] = {}
+    eqns = []
+    for i in part.eqns:
+        eqn = program.flat.eqns[i]
+        reads = tuple(local.setdefault(a, len(local)) for a in eqn.reads())
+        outs = tuple((local.setdefault(o, len(local)), str(program.flat.avals[o])) for o in eqn.outputs)
+        eqns.append((eqn.name, reads, outs))
+    tail = (len(part.diff_state), len(part.diff_externals), len(part.diff_exports), len(part.terms))
+    return tuple(eqns), tuple(str(program.flat.avals[v]) for v in part.externals), tail
+
+
+def _costs(program: LossProgram, part: Chunk) -> tuple[int, int, int, int]:
+    """FLOPs of F, BI and BW, and bytes of residuals, for the whole batch."""
+    built = passes(program, part)
+    forward = total_flops(built.evaluate.eqns)
+    if built.backward is None:
+        return forward, 0, 0, 0
+    back = built.backward
+    for_inputs = set(back.needed(back.outputs[: len(part.diff_externals)]))
+    backward_input = total_flops(back.eqns[i] for i in for_inputs)
+    residuals = built.forward.outputs[len(built.forward.outputs) - built.num_residuals :]
+    size = sum(nbytes(built.forward.avals[v]) for v in residuals if isinstance(v, int))
+    return forward, backward_input, total_flops(back.eqns) - backward_input, size
+
+
+def _couplings(update: OptimizerProgram, bucket_names: Sequence[str]) -> tuple[Coupling, ...]:
+    everyone = tuple(bucket_names)
+    return tuple(
+        Coupling(round=k, buckets=everyone, nbytes=sum(nbytes(update.flat.avals[v]) for v in values))
+        for k, values in enumerate(update.exchanged)
+    )
