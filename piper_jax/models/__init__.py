@@ -1,0 +1,1 @@
+"""Example Flax models: byte-level GPTs for NNX and Linen, written as any user would write them."""

@@ -1,0 +1,41 @@
+"""What a trainable language model consists of, whichever Flax API it is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+Batch = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """A model for ``piper train``: what ``model.name`` in a configuration leads to.
+
+    Attributes:
+      init: random key -> parameters (a pytree) or an ``nnx.Module``.
+      loss_fn: ``loss_fn(params_or_model, batch[, rng])``; the batch is ``{"tokens", "targets"}``, each int32
+        ``[batch, length]``; the loss is the mean over all targets, in nats.
+      evaluation_loss_fn: the same without dropout; None where that is ``loss_fn`` itself.
+    """
+
+    init: Callable[[jax.Array], Any]
+    loss_fn: Callable[..., Any]
+    evaluation_loss_fn: Callable[..., Any] | None = None
+
+    def shapes(self) -> Any:
+        """What ``init`` returns with ``jax.ShapeDtypeStruct`` leaves; computes nothing."""
+        return nnx.eval_shape(lambda: self.init(jax.random.key(0)))
+
+
+def token_loss(logits: Float[Array, "batch length vocab"], targets: Int[Array, "batch length"]) -> Float[Array, ""]:
+    """Mean cross-entropy over all targets, in nats; at least float32 whatever the dtype of the logits."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
