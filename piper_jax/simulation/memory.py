@@ -49,13 +49,14 @@ class _Buffers:
     def __init__(self, dag: Dag, sizes: Sizes, interval: Callable[[NodeId], Interval]):
         self._nodes, self._sizes, self._interval, self._buckets = dag.nodes, sizes, interval, dag.buckets
         self._groups = dag.groups
+        self._last_updates = _last_updates(dag, interval)
         self._bytes: dict[tuple[str, str], int] = {}
-        self._values: dict[tuple[NodeId, str], Buffer] = {}
+        self._values: dict[tuple[NodeId, str, str], Buffer] = {}
         self._gradients: dict[tuple[str, str, object], Buffer] = {}
         self._recomputed: list[tuple[str, Buffer]] = []
 
     def all(self) -> list[tuple[str, Buffer]]:
-        values = [(self._nodes[src].group or "", buffer) for (src, _), buffer in self._values.items()]
+        values = [(group, buffer) for (_, _, group), buffer in self._values.items()]
         gradients = [(group, buffer) for (group, _, _), buffer in self._gradients.items()]
         return values + gradients + self._recomputed
 
@@ -75,8 +76,8 @@ class _Buffers:
         for name in edge.values:
             if name.startswith("gradient "):
                 self._add_gradient(src, dst, name)
-            elif nbytes := self._value_bytes(name, src.group or ""):
-                self._add_value(src, dst, name, nbytes)
+            elif isinstance(src, Compute | Recv | Collective):
+                self._add_value(src, dst, name)
 
     def _value_bytes(self, name: str, group: str) -> int:
         found = self._bytes.get((name, group))
@@ -84,14 +85,18 @@ class _Buffers:
             found = self._bytes[name, group] = self._sizes.value_bytes(name, group)
         return found
 
-    def _add_value(self, src: Node, dst: Node, name: str, nbytes: int) -> None:
+    def _add_value(self, src: Node, dst: Node, name: str) -> None:
+        group = (dst if isinstance(src, Collective) else src).group or ""
+        nbytes = self._value_bytes(name, group)
+        if not nbytes:
+            return
         end = self._interval(dst.id)[1]
-        buffer = self._values.get((src.id, name))
+        buffer = self._values.get((src.id, name, group))
         if buffer is None:
             received = isinstance(src, Recv)
             start = self._interval(src.match if received else src.id)[0]
             kind = TRANSFERS if received else _kind(name)
-            buffer = self._values[src.id, name] = [start, end, nbytes, kind]
+            buffer = self._values[src.id, name, group] = [start, end, nbytes, kind]
         elif end > buffer[1]:
             buffer[1] = end
         if isinstance(dst, Send) and buffer[3] == ACTIVATIONS:
@@ -104,15 +109,26 @@ class _Buffers:
         scattered = isinstance(src, Collective) and src.kind == "reduce_scatter"
         each = src.id if isinstance(dst, Collective) and dst.id.MB is not None else None
         start, end = self._interval(src.id)[0], self._interval(dst.id)[1]
+        if isinstance(dst, Update):
+            end = self._last_updates[dst.group or ""]
         holder = src.group if isinstance(src, Compute) else dst.group
         for group in members_of(holder or "", self._groups):
             key = (group, name, "shard" if scattered else each)
             buffer = self._gradients.get(key)
             if buffer is None:
-                shards = self._sizes.gradient_shards(bucket, group) if scattered else 1
-                self._gradients[key] = [start, end, self._sizes.bucket_bytes(bucket, group) // shards, GRADIENTS]
+                size = self._sizes.scattered_bytes if scattered else self._sizes.bucket_bytes
+                self._gradients[key] = [start, end, size(bucket, group), GRADIENTS]
             else:
                 buffer[0], buffer[1] = min(buffer[0], start), max(buffer[1], end)
+
+
+def _last_updates(dag: Dag, interval: Callable[[NodeId], Interval]) -> dict[str, float]:
+    """When the last round of updates of each group ends; gradients live until then."""
+    ends: dict[str, float] = {}
+    for node in dag.nodes.values():
+        if isinstance(node, Update):
+            ends[node.group or ""] = max(ends.get(node.group or "", 0.0), interval(node.id)[1])
+    return ends
 
 
 def _kind(name: str) -> int:

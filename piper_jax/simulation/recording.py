@@ -67,7 +67,8 @@ class Recorder:
             ready = max((times.slot_end[before] for before in program.previous[slot]), default=0.0)
             send = self._index.get(node.match)
             start = max(ready, times.node_start[send] if send is not None else ready)
-        if end <= ready:
+        blocks_others = isinstance(node, Recv) and node.stream != "recv"
+        if end <= (ready if blocks_others else start):
             return []
         kind, nbytes = kind_of(node), self._nbytes(node)
         return [
@@ -107,8 +108,8 @@ def _node_bytes(dag: Dag) -> Callable[[Node], int]:
         names = node.values if isinstance(node, Send | Recv | Collective) else (f"residuals {node.id.op}",)
         if isinstance(node, Compute) and node.id.PASS != "F":
             return 0
-        if isinstance(node, Update) or (isinstance(node, Collective) and node.bucket in dag.buckets):
-            names = tuple(f"gradient {name}" for name in (node.buckets if isinstance(node, Update) else (node.bucket,)))
+        if isinstance(node, Update):
+            names = tuple(f"gradient {name}" for name in node.buckets)
         key = (group, names)
         if key not in table:
             table[key] = sum(sizes.value_bytes(name, group) for name in names)

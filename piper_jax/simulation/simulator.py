@@ -11,6 +11,7 @@ from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Compute
+from piper_jax.planning.completion import complete
 from piper_jax.simulation.costs.base import CostModel
 from piper_jax.simulation.costs.measured import CostKey, MeasuredCosts
 from piper_jax.simulation.costs.roofline import RooflineCosts
@@ -42,11 +43,11 @@ def simulate(
     """Runs one training step of a plan on a clock, without any device.
 
     Args:
-      plan: a plan, or a completed Dag.
+      plan: a placed plan, or its Dag.
       hardware: a profile or its name (``"h100"``): costs are then those of a roofline.
       costs: ``"unit"`` (F=1, B=2, BI=1, BW=1, communication 0; the default without hardware), ``"roofline"``, any cost
         model, or a table of measured seconds by node or by ``(op, PASS)``.
-      title: heading of the report; by default the name of the plan's schedule.
+      title: heading of the report, such as the name of the schedule.
 
     Returns:
       Makespan, bubble, timeline, critical path and memory; equal inputs give equal reports.
@@ -56,11 +57,11 @@ def simulate(
       PlanError: the order deadlocks; names the cycle.
     """
     model = _cost_model(costs, hardware)
-    dag = plan if isinstance(plan, Dag) else plan.complete()
+    dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
     program = program_of(dag, linearize(dag))
     cost = model.bind(dag)
     times = run_program(program, [cost(node) for node in program.nodes], model.concurrency)
-    return _report(dag, program, times, model, title or getattr(plan, "title", ""))
+    return _report(dag, program, times, model, title)
 
 
 def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardware: str | Hardware | None) -> CostModel:

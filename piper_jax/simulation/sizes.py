@@ -5,6 +5,7 @@ from __future__ import annotations
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axis_size
 from piper_jax.ir.nodes import Bucket, Op
+from piper_jax.planning.ownership import ownerships, shard_axes_of
 
 REPLICA_AXES = ("data", "expert")
 
@@ -19,9 +20,8 @@ class Sizes:
     def __init__(self, dag: Dag):
         self._dag = dag
         self._inputs = _forward_inputs(dag)
-        self._shard_axes = {
-            bucket: op.shard_axis for op in dag.ops.values() if op.shard_axis is not None for bucket in op.reads
-        }
+        self._owned = ownerships(dag)
+        self._shard_axes = shard_axes_of(dag)
 
     def axis_size(self, group: str, axes: tuple[str, ...]) -> int:
         """Product of the named axes of ``group``; axes it lacks count as 1."""
@@ -75,25 +75,25 @@ class Sizes:
     def parameter_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of all leaves of ``bucket`` that one device keeps between steps."""
         shards = self._expert_shards(bucket, group)
-        zero = self.zero_shards(bucket, group) if bucket.replication and bucket.replication.shard_params else 1
-        return sum(leaf.nbytes // (shards * zero if leaf.kind == "trainable" else 1) for leaf in bucket.leaves)
+        if bucket.replication and bucket.replication.shard_params:
+            shards *= self.zero_shards(bucket)
+        return sum(leaf.nbytes // (shards if leaf.kind == "trainable" else 1) for leaf in bucket.leaves)
 
-    def gradient_shards(self, bucket: Bucket, group: str) -> int:
-        """Into how many parts the reduced gradient of ``bucket`` is divided."""
-        return self.zero_shards(bucket, group) if bucket.replication and bucket.replication.shard_grads else 1
+    def scattered_bytes(self, bucket: Bucket, group: str) -> int:
+        """Bytes of the gradient of ``bucket`` on one device after a reduce_scatter."""
+        return self.bucket_bytes(bucket, group) // self.zero_shards(bucket)
 
     def optimizer_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the optimizer state of ``bucket`` on one device."""
-        zero = self.zero_shards(bucket, group) if bucket.replication and bucket.replication.shard_optimizer else 1
-        return bucket.optimizer_bytes // (self._expert_shards(bucket, group) * zero)
+        return bucket.optimizer_bytes // (self._expert_shards(bucket, group) * self.zero_shards(bucket))
 
-    def zero_shards(self, bucket: Bucket, group: str) -> int:
-        """Product of the axes over which ``bucket`` is replicated."""
-        return self.axis_size(group, bucket.replication.axes) if bucket.replication else 1
+    def zero_shards(self, bucket: Bucket) -> int:
+        """Over how many devices ZeRO divides what it shards of ``bucket``: all that hold copies; 1 without ZeRO."""
+        owned = self._owned.get(bucket.name)
+        return owned.num_copies if owned is not None and owned.replication.shard_optimizer else 1
 
     def _expert_shards(self, bucket: Bucket, group: str) -> int:
-        axis = self._shard_axes.get(bucket.name)
-        return self.axis_size(group, (axis,)) if axis else 1
+        return self.axis_size(group, tuple(self._shard_axes.get(bucket.name, ())))
 
     def _parts(self, group: str) -> int:
         return self._dag.num_microbatches * self.replicas(group)

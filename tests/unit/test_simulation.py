@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from pipeline_dags import ACTIVATION, OPTIMIZER, PARAMETER, RESIDUAL, gpipe, one_f_one_b, pipeline_dag
@@ -77,7 +78,7 @@ def test_critical_path_is_contiguous_and_as_long_as_the_step():
     path = [span for span in report.critical_path if span.kind != "recv"]
     assert path[0].start == 0
     assert path[-1].end == report.makespan
-    assert all(before.end == after.start for before, after in zip(path, path[1:], strict=False))
+    assert all(before.end == after.start for before, after in pairwise(path))
 
 
 def test_replicas_and_microbatches_divide_the_work():

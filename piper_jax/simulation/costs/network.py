@@ -71,8 +71,6 @@ class Network:
     def collective_bytes(self, node: Collective) -> int:
         """Bytes of the whole (gathered or not yet scattered) operand on one device."""
         group = members_of(node.group or "", self._dag.groups)[0]
-        if node.bucket is not None and node.bucket in self._dag.buckets:
-            return self._sizes.bucket_bytes(self._dag.buckets[node.bucket], group)
         return sum(self._sizes.value_bytes(name, group) for name in node.values)
 
     def _ring_bandwidth(self, level: Level, devices: tuple[int, ...]) -> float:

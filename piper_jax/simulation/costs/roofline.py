@@ -80,12 +80,13 @@ class _PassSeconds:
 
     def update(self, node: Update) -> Cost:
         """Reads parameters, gradients and optimizer state once and writes back all but the gradients."""
+        if node.round:
+            return Cost(self._hardware.launch_seconds)
         group, sizes = node.group or "", self._sizes
         traffic = 0
         for bucket in (self._dag.buckets[name] for name in node.buckets):
-            parameters = sizes.parameter_bytes(bucket, group)
-            gradients = sizes.bucket_bytes(bucket, group) // sizes.gradient_shards(bucket, group)
-            traffic += 2 * parameters + gradients + 2 * sizes.optimizer_bytes(bucket, group)
+            shard = sizes.scattered_bytes(bucket, group)
+            traffic += 3 * shard + 2 * sizes.optimizer_bytes(bucket, group)
         return Cost(max(self._hardware.launch_seconds, traffic / self._hardware.memory_bandwidth))
 
     def _seconds(self, op: Op, PASS: str, group: str) -> float:
