@@ -77,16 +77,18 @@ def _contract(dag: Dag) -> Contraction:
 def _vertices(dag: Dag) -> tuple[list[list[Slot]], dict[NodeId, int]]:
     vertices: list[list[Slot]] = []
     vertex_of: dict[NodeId, int] = {}
+    rendezvous: list[tuple[int, int]] = []
     for slot in dag.slots:
         for node in slot.nodes:
-            vertex_of[node] = len(vertices)
+            listed = vertex_of.setdefault(node, len(vertices))
+            if listed != len(vertices):
+                rendezvous.append((listed, len(vertices)))
         vertices.append([slot])
-    rendezvous: list[tuple[NodeId, NodeId]] = []
     for name, node in dag.nodes.items():
         match = node.match if isinstance(node, Send | Recv) else None
         if name in vertex_of:
             if match is not None and match in vertex_of:
-                rendezvous.append((name, match))
+                rendezvous.append((vertex_of[name], vertex_of[match]))
             continue
         slot = Slot(group=node.group or "", nodes=(name,))
         partner = vertex_of.get(match) if match is not None else None
@@ -100,9 +102,9 @@ def _vertices(dag: Dag) -> tuple[list[list[Slot]], dict[NodeId, int]]:
 
 
 def _merged(
-    vertices: list[list[Slot]], vertex_of: dict[NodeId, int], pairs: Iterable[tuple[NodeId, NodeId]]
+    vertices: list[list[Slot]], vertex_of: dict[NodeId, int], pairs: Iterable[tuple[int, int]]
 ) -> tuple[list[list[Slot]], dict[NodeId, int]]:
-    """Merges the vertices of transfers both of whose ends lie in named slots."""
+    """Merges the vertices of transfers and joint collectives that several named slots hold."""
     parent = list(range(len(vertices)))
 
     def root(v: int) -> int:
@@ -111,7 +113,7 @@ def _merged(
         return v
 
     for one, other in pairs:
-        low, high = sorted((root(vertex_of[one]), root(vertex_of[other])))
+        low, high = sorted((root(one), root(other)))
         parent[high] = low
     number: dict[int, int] = {}
     merged: list[list[Slot]] = []
@@ -123,6 +125,7 @@ def _merged(
 
 
 def _chains(dag: Dag, vertex_of: dict[NodeId, int]) -> Iterable[tuple[int, int]]:
+    """Vertices whose slots follow each other on a group."""
     last: dict[str, int] = {}
     for slot in dag.slots:
         vertex = vertex_of[slot.nodes[0]]

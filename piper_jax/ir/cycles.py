@@ -9,6 +9,7 @@ from piper_jax.errors import PlanError
 from piper_jax.ir.contraction import Contraction
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
+from piper_jax.ir.topology import in_order
 
 MAX_STEPS = 9
 
@@ -83,6 +84,26 @@ def cycle_lines(steps: Sequence[tuple[str, NodeId, NodeId]], this_directive: int
 
 def _short(node: NodeId) -> str:
     return str(node).split("] ")[0] + "]" if "[" in str(node) else str(node)
+
+
+def internal_cycle(dag: Dag, contraction: Contraction) -> PlanError | None:
+    """The error for members of one slot that wait for each other, or None."""
+    fused = {v for v, slots in enumerate(contraction.vertices) if any(len(slot.nodes) > 1 for slot in slots)}
+    inside: dict[int, list[tuple[NodeId, NodeId]]] = {}
+    for edge in (*dag.data, *dag.order):
+        vertex = contraction.vertex_of[edge.src]
+        if vertex in fused and vertex == contraction.vertex_of[edge.dst]:
+            inside.setdefault(vertex, []).append((edge.src, edge.dst))
+    for vertex, edges in inside.items():
+        nodes = [node for slot in contraction.vertices[vertex] for node in slot.nodes]
+        position = {node: i for i, node in enumerate(in_order(dict.fromkeys(nodes), edges))}
+        for src, dst in edges:
+            if position[src] >= position[dst]:
+                return PlanError(
+                    f"this plan would deadlock: {src} and {dst} wait for each other inside one slot.",
+                    help="list them as separate slots.",
+                )
+    return None
 
 
 def cycle_error(dag: Dag, contraction: Contraction) -> PlanError:

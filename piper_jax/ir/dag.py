@@ -42,14 +42,14 @@ class Dag:
       memo: facts derived from the other fields (an index, the contracted graph), computed once; never saved.
     """
 
-    nodes: Mapping[NodeId, Node] = field(default_factory=dict)
+    nodes: Mapping[NodeId, Node] = field(default_factory=dict[NodeId, Node])
     data: tuple[DataEdge, ...] = ()
     order: tuple[OrderEdge, ...] = ()
     slots: tuple[Slot, ...] = ()
-    ops: Mapping[str, Op] = field(default_factory=dict)
-    values: Mapping[str, Value] = field(default_factory=dict)
-    buckets: Mapping[str, Bucket] = field(default_factory=dict)
-    groups: Mapping[str, DeviceGroup] = field(default_factory=dict)
+    ops: Mapping[str, Op] = field(default_factory=dict[str, Op])
+    values: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    buckets: Mapping[str, Bucket] = field(default_factory=dict[str, Bucket])
+    groups: Mapping[str, DeviceGroup] = field(default_factory=dict[str, DeviceGroup])
     couplings: tuple[Coupling, ...] = ()
     num_microbatches: int = 1
-    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    memo: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from piper_jax.ir.dag import Coupling, Dag, Slot
 from piper_jax.ir.ids import NodeId
@@ -49,13 +49,15 @@ def dag_data(dag: Dag) -> dict[str, Plain]:
 
 def dag_from_data(data: Mapping[str, Plain]) -> Dag:
     """The DAG that :func:`dag_data` wrote. Raises KeyError, TypeError, ValueError or IndexError on anything else."""
-    ids = [NodeId(*row[1:6]) for row in data["nodes"]]
-    nodes = [_node(row, ids) for row in data["nodes"]]
+    rows: dict[str, list[list[Any]]] = {name: data[name] for name in ("nodes", "data", "order", "slots")}
+    ids = [NodeId(*row[1:6]) for row in rows["nodes"]]
+    node_at = cast(Callable[[int], NodeId], ids.__getitem__)
+    nodes = [_node(row, ids) for row in rows["nodes"]]
     return Dag(
         nodes=dict(zip(ids, nodes, strict=True)),
-        data=tuple(DataEdge(ids[row[0]], ids[row[1]], tuple(row[2:])) for row in data["data"]),
-        order=tuple(OrderEdge(ids[row[0]], ids[row[1]], row[2]) for row in data["order"]),
-        slots=tuple(Slot(group=row[0], nodes=tuple(ids[i] for i in row[1:])) for row in data["slots"]),
+        data=tuple(DataEdge(node_at(row[0]), node_at(row[1]), tuple(row[2:])) for row in rows["data"]),
+        order=tuple(OrderEdge(node_at(row[0]), node_at(row[1]), row[2]) for row in rows["order"]),
+        slots=tuple(Slot(group=row[0], nodes=tuple(node_at(i) for i in row[1:])) for row in rows["slots"]),
         ops=_table(Op, data["ops"]),
         values=_table(Value, data["values"]),
         buckets={row["name"]: _bucket(row) for row in data["buckets"]},
@@ -82,12 +84,12 @@ def from_record(cls: type[T], row: Mapping[str, Plain]) -> T:
 
 def tuples(value: Plain) -> Plain:
     """Lists, at any depth, as tuples."""
-    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
+    return tuple(tuples(item) for item in cast(list[Any], value)) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Plain:
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in cast(tuple[Any, ...], value)]
     return record(value) if isinstance(value, Leaf | Replication) else value
 
 
@@ -116,7 +118,8 @@ def _node_row(node: Node, number: Mapping[NodeId, int]) -> list[Plain]:
 
 
 def _node(row: Sequence[Plain], ids: Sequence[NodeId]) -> Node:
-    extra = {name: tuples(value) for name, value in (row[8] if len(row) > 8 else {}).items()}
+    written: dict[str, Plain] = row[8] if len(row) > 8 else {}
+    extra = {name: tuples(value) for name, value in written.items()}
     if "match" in extra:
         extra["match"] = ids[extra["match"]]
     return NODE_CLASSES[row[0]](id=NodeId(*row[1:6]), group=row[6], stream=row[7], **extra)

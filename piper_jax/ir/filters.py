@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import assert_never
+from typing import assert_never, cast
 
 from piper_jax.errors import FilterError, suggest
 from piper_jax.ir.ids import PASSES, NodeId
@@ -23,18 +23,18 @@ ADMITTED = {"F": ("F",), "B": ("B", "BI", "BW"), "BI": ("BI",), "BW": ("BW",), "
 
 
 class Combinable:
-    """The operators that every filter has."""
+    """The operators that every filter has. Only the four classes of ``Filter`` derive from it."""
 
     __slots__ = ()
 
-    def __invert__(self: Filter) -> Not:
-        return Not(inner=self)
+    def __invert__(self) -> Not:
+        return Not(inner=cast(Filter, self))
 
-    def __and__(self: Filter, other: Filter) -> And:
-        return And(left=self, right=other)
+    def __and__(self, other: Filter) -> And:
+        return And(left=cast(Filter, self), right=other)
 
-    def __or__(self: Filter, other: Filter) -> Or:
-        return Or(left=self, right=other)
+    def __or__(self, other: Filter) -> Or:
+        return Or(left=cast(Filter, self), right=other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +202,12 @@ def _words(words: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return words if words is None else (words,) if isinstance(words, str) else tuple(words)
 
 
-def _require_spec(name: str, spec: object) -> None:
-    numbers: Iterable[object] = spec if isinstance(spec, tuple | range) else () if spec in (None, ...) else (spec,)
+def _require_spec(name: str, spec: Spec | None) -> None:
+    if spec is None or isinstance(spec, EllipsisType):
+        return
+    numbers: Iterable[object] = spec if isinstance(spec, tuple | range) else (spec,)
     for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        if type(number) is not int or number < 0:
             raise FilterError(
                 f"where({name}={spec!r}): {number!r} is not a coordinate.",
                 help=f"{name} is a number from 0, a range, a tuple of numbers, or ... for any.",

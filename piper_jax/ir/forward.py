@@ -14,7 +14,7 @@ from piper_jax.ir.ids import NodeId
 class ForwardMap:
     """Maps a node of the old plan to its nodes in the new one, one to many. Nodes not listed are unchanged."""
 
-    changed: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
+    changed: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict[NodeId, tuple[NodeId, ...]])
 
     def __call__(self, node: NodeId) -> tuple[NodeId, ...]:
         return self.changed.get(node, (node,))

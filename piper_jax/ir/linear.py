@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piper_jax.ir.contraction import contract
+from piper_jax.ir.contraction import Contraction, contract
 from piper_jax.ir.cycles import cycle_error
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.device_groups import members_of
@@ -18,10 +18,9 @@ def dispatch_order(dag: Dag) -> tuple[Slot, ...]:
     Raises:
       PlanError: the contracted graph has a cycle, which is printed.
     """
-    contraction = contract(dag)
-    if not contraction.is_acyclic:
-        raise cycle_error(dag, contraction)
-    return tuple(slot for v in contraction.ranked for slot in contraction.vertices[v])
+    contraction = _acyclic(dag)
+    slots = (slot for v in contraction.ranked for slot in contraction.vertices[v])
+    return tuple({slot.nodes: slot for slot in slots}.values())
 
 
 def linearize(dag: Dag) -> dict[str, tuple[Slot, ...]]:
@@ -37,7 +36,16 @@ def linearize(dag: Dag) -> dict[str, tuple[Slot, ...]]:
     """
     orders: dict[str, list[Slot]] = {name: [] for name in dag.groups if "+" not in name}
     members = {name: members_of(name, dag.groups) for name in dag.groups}
-    for slot in dispatch_order(dag):
-        for group in members.get(slot.group, ()):
-            orders[group].append(slot)
+    contraction = _acyclic(dag)
+    for vertex in contraction.ranked:
+        for slot in contraction.vertices[vertex]:
+            for group in members.get(slot.group, ()):
+                orders[group].append(slot)
     return {name: tuple(slots) for name, slots in orders.items()}
+
+
+def _acyclic(dag: Dag) -> Contraction:
+    contraction = contract(dag)
+    if not contraction.is_acyclic:
+        raise cycle_error(dag, contraction)
+    return contraction

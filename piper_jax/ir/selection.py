@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import assert_never
+from typing import assert_never, cast
 
 from piper_jax.errors import FilterError
 from piper_jax.ir.dag import Dag
@@ -78,7 +78,7 @@ def select(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:
     Raises:
       FilterError: nothing matches (the message names the nearest coordinates that exist), or MB is named before split.
     """
-    if not isinstance(filter, Where | Not | And | Or):
+    if not isinstance(cast(object, filter), Where | Not | And | Or):
         raise FilterError(f"{filter!r} is not a filter.", help="write where(PP=0, PASS='F') or a combination of such.")
     index = index_of(dag)
     for leaf in leaves(filter):

@@ -9,6 +9,7 @@ from piper_jax.ir.device_groups import axes_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Bucket, Collective, Compute, DeviceGroup, Node, Recv, Send, Update
+from piper_jax.ir.selection import numbers_text
 
 
 def dag_text(dag: Dag) -> str:
@@ -26,8 +27,7 @@ def dag_text(dag: Dag) -> str:
 def group_text(group: DeviceGroup) -> str:
     """``g0: devices 0-3, data=2 expert=2``."""
     ids = group.devices
-    consecutive = len(ids) > 1 and ids == tuple(range(ids[0], ids[0] + len(ids)))
-    devices = f"{ids[0]}-{ids[-1]}" if consecutive else ",".join(str(i) for i in ids)
+    devices = numbers_text(ids) if list(ids) == sorted(ids) else ", ".join(str(i) for i in ids)
     return f"{group.name}: devices {devices}, " + " ".join(f"{axis}={size}" for axis, size in axes_of(group))
 
 

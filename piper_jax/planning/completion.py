@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag, Slot
+from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute, Update
 from piper_jax.ir.topology import in_order
 from piper_jax.planning.exchanges import with_exchanges
@@ -50,7 +51,7 @@ def _sorted_inside(dag: Dag) -> tuple[Slot, ...]:
     together = {node: i for i, slot in enumerate(dag.slots) if len(slot.nodes) > 1 for node in slot.nodes}
     if not together:
         return dag.slots
-    inside: dict[int, list[tuple[object, object]]] = {}
+    inside: dict[int, list[tuple[NodeId, NodeId]]] = {}
     for edge in (*dag.data, *dag.order):
         number = together.get(edge.src)
         if number is not None and together.get(edge.dst) == number:

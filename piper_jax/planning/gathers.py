@@ -9,7 +9,7 @@ from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, Node, OrderEdge
-from piper_jax.planning.ownership import Ownership, ownerships
+from piper_jax.ir.ownership import Ownership, ownerships
 from piper_jax.planning.updates import collective
 
 
@@ -71,7 +71,7 @@ def _gathers(dag: Dag, o: Ownership, orders: Mapping[str, Sequence[Slot]]) -> li
     runs: list[list[int]] = []
     for i, slot in enumerate(order):
         if any(_reads(dag, node, o.bucket) for node in slot.nodes):
-            if runs and i - runs[-1][-1] <= max(distance, 1):
+            if runs and i - max(runs[-1]) <= max(distance, 1):
                 runs[-1].append(i)
             else:
                 runs.append([i])

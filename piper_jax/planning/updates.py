@@ -9,7 +9,7 @@ from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axes_of, joint_group
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, CollectiveKind, DataEdge, DeviceGroup, Node, OrderEdge, Update, Value
-from piper_jax.planning.ownership import Ownership, ownerships
+from piper_jax.ir.ownership import Ownership, ownerships
 
 
 @dataclass(slots=True)

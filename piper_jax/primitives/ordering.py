@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from piper_jax.errors import DirectiveError
 from piper_jax.ir.contraction import contract
@@ -36,7 +37,7 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
         that cannot be split, or an order that closes a cycle (which is printed).
       FilterError: a filter selects nothing.
     """
-    if not isinstance(slots, Iterable) or isinstance(slots, str):
+    if not isinstance(cast(object, slots), list | tuple):
         raise DirectiveError("order takes a list of slots.", help='order([where(PASS="F"), where(PASS="B")]).')
     listed = [slot if isinstance(slot, tuple) else (slot,) for slot in slots]
     dag, forward = split_backwards(dag, [filter for slot in listed for filter in slot])

@@ -71,7 +71,7 @@ def _ends(
 def _require_legal(dag: Dag, num_microbatches: int, coordinate: str) -> None:
     if coordinate != "MB":
         raise DirectiveError(f"split: microbatches are counted by MB, not {coordinate!r}.", help='coordinate="MB".')
-    if not isinstance(num_microbatches, int) or isinstance(num_microbatches, bool) or num_microbatches < 1:
+    if type(num_microbatches) is not int or num_microbatches < 1:
         raise DirectiveError(
             f"split: num_microbatches={num_microbatches!r} is not a positive number.", help="use 1, 2, 3, ..."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axis_size
 from piper_jax.ir.nodes import Bucket, Op
-from piper_jax.planning.ownership import ownerships, shard_axes_of
+from piper_jax.ir.ownership import ownerships, shard_axes_of
 
 REPLICA_AXES = ("data", "expert")
 

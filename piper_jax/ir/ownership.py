@@ -58,7 +58,14 @@ def shard_axes_of(dag: Dag) -> dict[str, frozenset[str]]:
 
 
 def ownerships(dag: Dag) -> dict[str, Ownership]:
-    """Owners and reduction axes of every trainable bucket that is used, in bucket order."""
+    """Owners and reduction axes of every trainable bucket, in bucket order; computed once."""
+    known = dag.memo.get("ownerships")
+    if known is None:
+        known = dag.memo["ownerships"] = _ownerships(dag)
+    return known
+
+
+def _ownerships(dag: Dag) -> dict[str, Ownership]:
     owners, sharded = owners_of(dag), shard_axes_of(dag)
     return {
         name: _ownership(dag, name, owners[name], sharded.get(name, frozenset()))

@@ -1,0 +1,130 @@
+"""The checker: a list of named rules that every plan keeps before it is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from piper_jax.errors import PlanError
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.rules import communication, limits, state, structure
+from piper_jax.ir.rules.base import Checked, Rule
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="known-names",
+        text="Every edge, slot and node refers to nodes, groups and operations that the plan has.",
+        why="A name that stands for nothing would be skipped silently.",
+        find=structure.unknown_references,
+    ),
+    Rule(
+        name="placed-once",
+        text="Every operation runs exactly once per microbatch: F, and B or both BI and BW where it has a backward.",
+        why="A missing or repeated layer trains another model without any error.",
+        find=structure.misplaced_operations,
+    ),
+    Rule(
+        name="backward-with-forward",
+        text="The backward passes of an operation run on the group of its forward, for each microbatch.",
+        why="The residuals lie there; sending them would cost more than the whole schedule saves.",
+        find=structure.separated_passes,
+    ),
+    Rule(
+        name="sound-slots",
+        text="Every node is in at most one slot, and all nodes of a slot are on its group.",
+        why="A slot is one program of one group.",
+        find=structure.unsound_slots,
+    ),
+    Rule(
+        name="matched-transfers",
+        text="Every send has its receive and every receive its send, with the same values and groups.",
+        why="A receive without a send waits for ever.",
+        find=communication.unmatched_transfers,
+    ),
+    Rule(
+        name="values-arrive",
+        text="Every value is read on the group that produced, received, gathered or reduced it.",
+        why="A group cannot see the memory of another one.",
+        find=communication.unmoved_values,
+    ),
+    Rule(
+        name="same-order",
+        text="Any two groups name the transfers and collectives that they share in the same order.",
+        why="Each would wait for the other.",
+        find=communication.disagreeing_orders,
+    ),
+    Rule(
+        name="deadlock-free",
+        text="With each slot, each matched transfer and each collective as one vertex, the orders of all groups and "
+        "the data edges form no cycle.",
+        why="Orders that agree on every pair of groups may still lock up three of them, and a slot starts as a whole.",
+        find=communication.deadlocks,
+    ),
+    Rule(
+        name="known-axes",
+        text="A group has every mesh axis over which its state is replicated or its operations are sharded.",
+        why="An axis that is not there would be skipped silently.",
+        find=state.missing_axes,
+    ),
+    Rule(
+        name="replicas-agree",
+        text="State is replicated or sharded over every data and expert axis of its owners that is larger than one.",
+        why="Copies with different gradients drift apart.",
+        find=state.diverging_replicas,
+    ),
+    Rule(
+        name="updated-on-every-owner",
+        text="Every owner of trainable state updates it once per step, after all its gradients are reduced.",
+        why="Tied parameters would drift apart, or a gradient would be lost.",
+        find=state.incomplete_updates,
+    ),
+    Rule(
+        name="nothing-read-after-free",
+        text="Parameters that are sharded between their uses are gathered before each use and kept until the last.",
+        why="What is read after it is freed is garbage.",
+        find=state.freed_parameters,
+    ),
+    Rule(
+        name="batch-divides",
+        text="The rows of a batch divide by microbatches times replicas.",
+        why="Slices of different sizes would weigh samples differently.",
+        find=limits.undivided_batches,
+    ),
+    Rule(
+        name="fits-in-memory",
+        text="No device holds more at its peak than the limit, where one is given.",
+        why="The step would fail after minutes of compiling.",
+        find=limits.exceeded_memory,
+    ),
+)
+
+
+def check(dag: Dag, *, memory_limit: int | None = None, peak_bytes: Mapping[str, int] | None = None) -> None:
+    """Holds a completed DAG against every rule, in order.
+
+    Args:
+      dag: completed.
+      memory_limit: bytes on each device, or None for any.
+      peak_bytes: the most that one device of each group holds; needed with a limit.
+
+    Raises:
+      PlanError: the first fault of the first broken rule; ``error.data["rule"]`` names the rule.
+    """
+    checked = Checked(dag=dag, memory_limit=memory_limit, peak_bytes=peak_bytes or {})
+    for rule in RULES:
+        for fault in rule.find(checked):
+            raise PlanError(
+                f"{rule.name}: {fault.what}", detail=fault.detail, help=fault.help, rule=rule.name, **fault.data
+            )
+
+
+def rules_text() -> str:
+    """The list of rules as Markdown, as in ``docs/checks.md``."""
+    sections = (f"## {rule.name}\n\n{rule.text}\n\nOtherwise: {_lower(rule.why)}\n" for rule in RULES)
+    return "\n".join(sections)
+
+
+def _lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
+
+
+__all__ = ["RULES", "Checked", "Rule", "check", "rules_text"]

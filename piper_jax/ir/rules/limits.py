@@ -1,0 +1,46 @@
+"""Rules about sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piper_jax.errors import PlanError
+from piper_jax.ir.device_groups import axis_size
+from piper_jax.ir.nodes import Compute
+from piper_jax.ir.rules.base import Checked
+
+REPLICA_AXES = ("data", "expert")
+
+
+def undivided_batches(checked: Checked) -> Iterator[PlanError]:
+    """Values whose batch rows are not a multiple of microbatches times replicas."""
+    dag = checked.dag
+    used = dict.fromkeys(node.group or "" for node in dag.nodes.values() if isinstance(node, Compute))
+    replicas = {group: axis_size(dag.groups[group], REPLICA_AXES) for group in used}
+    for value in dag.values.values():
+        rows = None if value.batch_dim is None else value.shape[value.batch_dim]
+        for group, count in replicas.items():
+            parts = dag.num_microbatches * count
+            if rows is not None and rows % parts:
+                yield PlanError(
+                    f"{rows} rows of {value.name} are not divisible by {dag.num_microbatches} microbatches x "
+                    f"{count} replicas of {group}.",
+                    help=f"use a batch of {parts * max(1, round(rows / parts))} rows, or other degrees.",
+                    value=value.name,
+                )
+
+
+def exceeded_memory(checked: Checked) -> Iterator[PlanError]:
+    """Groups whose devices would hold more than the limit."""
+    limit = checked.memory_limit
+    if limit is None:
+        return
+    over = {group: peak for group, peak in checked.peak_bytes.items() if peak > limit}
+    if over:
+        worst = max(over, key=lambda group: over[group])
+        yield PlanError(
+            f"a device of {worst} holds {over[worst]:,} bytes at its peak, the limit is {limit:,}.",
+            detail=(f"{group}: {peak:,} bytes" for group, peak in over.items()),
+            help="use more stages, remat, a higher ZeRO stage, or a schedule that keeps fewer microbatches.",
+            peaks=over,
+        )

@@ -1,0 +1,110 @@
+"""Rules about what a plan is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piper_jax.errors import PlanError
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Compute, Recv, Send
+from piper_jax.ir.rules.base import Checked
+
+PASS_BIT = {"F": 1, "B": 2, "BI": 4, "BW": 8}
+WHOLE, HALVES = 1 | 2, 1 | 4 | 8
+
+
+def unknown_references(checked: Checked) -> Iterator[PlanError]:
+    """Names that stand for nothing."""
+    dag = checked.dag
+    for edge in (*dag.data, *dag.order):
+        for end in (edge.src, edge.dst):
+            if end not in dag.nodes:
+                yield PlanError(f"an edge names {end}, which is not a node.", help="name nodes of the plan.", node=end)
+    for slot in dag.slots:
+        for name in slot.nodes:
+            if name not in dag.nodes:
+                yield PlanError(
+                    f"a slot of {slot.group} names {name}, which is not a node.", help="list nodes of the plan."
+                )
+    for name, node in dag.nodes.items():
+        if node.group not in dag.groups:
+            yield PlanError(
+                f"{name} is on {node.group or 'no group'}, which the plan does not have.",
+                help="call plan.place(...) for it.",
+                node=name,
+            )
+        if isinstance(node, Compute) and name.op not in dag.ops:
+            yield PlanError(f"{name} computes an operation that the plan does not have.", help="use a traced plan.")
+        if isinstance(node, Send | Recv) and node.peer not in dag.groups:
+            yield PlanError(f"{name} has peer {node.peer}, which the plan does not have.", help="name a group.")
+
+
+def misplaced_operations(checked: Checked) -> Iterator[PlanError]:
+    """Operations that are missing, or there twice, for a microbatch."""
+    dag = checked.dag
+    present: dict[tuple[str, int | None], int] = {}
+    microbatches: set[int | None] = set()
+    for name, node in dag.nodes.items():
+        if isinstance(node, Compute):
+            key = (name.op, name.MB)
+            present[key] = present.get(key, 0) | PASS_BIT[name.PASS or "F"]
+            microbatches.add(name.MB)
+    expected = {None} if None in microbatches else set(range(dag.num_microbatches))
+    if not microbatches <= expected:
+        yield PlanError(
+            f"microbatches {sorted(microbatches - expected, key=str)} are not among the {dag.num_microbatches}.",
+            help="split the whole batch once.",
+        )
+    for op in dag.ops.values():
+        for microbatch in sorted(expected, key=lambda mb: -1 if mb is None else mb):
+            found = present.get((op.name, microbatch), 0)
+            legal = (WHOLE, HALVES) if op.has_backward else (1,)
+            if found not in legal:
+                yield _misplaced(NodeId(op.name, None, op.PP, op.EP, microbatch), found, op.has_backward)
+
+
+def _misplaced(name: NodeId, found: int, has_backward: bool) -> PlanError:
+    passes = [p for p, bit in PASS_BIT.items() if found & bit]
+    wanted = "F, and B or both BI and BW" if has_backward else "F alone"
+    return PlanError(
+        f"{name} has the passes {', '.join(passes) or 'none'}.",
+        help=f"each microbatch needs {wanted}, once.",
+        node=name,
+    )
+
+
+def separated_passes(checked: Checked) -> Iterator[PlanError]:
+    """Backward passes on another group than their forward, which holds the residuals."""
+    dag = checked.dag
+    group_of = {
+        (name.op, name.MB): node.group
+        for name, node in dag.nodes.items()
+        if isinstance(node, Compute) and name.PASS == "F"
+    }
+    for name, node in dag.nodes.items():
+        if not isinstance(node, Compute) or name.PASS == "F":
+            continue
+        forward = group_of.get((name.op, name.MB), node.group)
+        if forward != node.group:
+            yield PlanError(
+                f"{name} is on {node.group}, but its forward is on {forward}.",
+                help="place both with one filter that does not name PASS.",
+                node=name,
+            )
+
+
+def unsound_slots(checked: Checked) -> Iterator[PlanError]:
+    """Nodes in two slots, slots that mix groups, and named orders that repeat a node."""
+    dag = checked.dag
+    seen: dict[NodeId, str] = {}
+    for slot in dag.slots:
+        for name in slot.nodes:
+            group = dag.nodes[name].group or ""
+            joint = "+" in group
+            if group != slot.group and not joint:
+                yield PlanError(
+                    f"{name} is on {group}, but in a slot of {slot.group}.", help="list it in a slot of its own group."
+                )
+            if name in seen and not (joint and seen[name] != slot.group):
+                yield PlanError(f"{name} is in two slots of {slot.group}.", help="list each node once.", node=name)
+            seen[name] = slot.group
