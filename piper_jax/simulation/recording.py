@@ -67,8 +67,9 @@ class Recorder:
             ready = max((times.slot_end[before] for before in program.previous[slot]), default=0.0)
             send = self._index.get(node.match)
             start = max(ready, times.node_start[send] if send is not None else ready)
-        blocks_others = isinstance(node, Recv) and node.stream != "recv"
-        if end <= (ready if blocks_others else start):
+        if isinstance(node, Recv) and node.stream == "recv":
+            ready = start
+        if end <= ready:
             return []
         kind, nbytes = kind_of(node), self._nbytes(node)
         return [
@@ -104,12 +105,10 @@ def _node_bytes(dag: Dag) -> Callable[[Node], int]:
     table: dict[tuple[object, ...], int] = {}
 
     def nbytes(node: Node) -> int:
-        group = node.group or ""
-        names = node.values if isinstance(node, Send | Recv | Collective) else (f"residuals {node.id.op}",)
-        if isinstance(node, Compute) and node.id.PASS != "F":
+        if isinstance(node, Update) or (isinstance(node, Compute) and node.id.PASS != "F"):
             return 0
-        if isinstance(node, Update):
-            names = tuple(f"gradient {name}" for name in node.buckets)
+        group = node.group or ""
+        names = (f"residuals {node.id.op}",) if isinstance(node, Compute) else node.values
         key = (group, names)
         if key not in table:
             table[key] = sum(sizes.value_bytes(name, group) for name in names)

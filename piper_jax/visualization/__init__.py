@@ -1,5 +1,6 @@
-"""Shows plans and reports: text grid, pictures, an interactive page, traces. Imports no JAX."""
+"""Shows plans and reports: text grid, pictures, an interactive page, traces, graphs. Imports no JAX."""
 
+from piper_jax.visualization.drawing import draw
 from piper_jax.visualization.grid import grid_text
 
-__all__ = ["grid_text"]
+__all__ = ["draw", "grid_text"]

@@ -1,4 +1,4 @@
-"""The timeline as a picture (SVG or PNG) by matplotlib: rows of tasks, and the peak memory of each group beside them."""
+"""The timeline as a picture (SVG or PNG) by matplotlib: rows of tasks, and the peak memory of each group."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ def png_bytes(report: Report) -> bytes:
 
 def timeline_figure(report: Report) -> Figure:
     """The matplotlib figure: a row of lanes for each group, peak memory by kind on the right where sizes are known."""
-    figure_class = _matplotlib()
     scene = scene_of(report)
     tops, height = _lane_tops(scene.lanes)
     has_memory = report.peak_bytes > 0
     size = (WIDTH_INCHES, 1.25 + 0.30 * height * (1.0 if height < 40 else 40 / height))
-    figure: Figure = figure_class(figsize=size, facecolor="white")
+    figure: Figure = figure_class()(figsize=size, facecolor="white")
     room = {"left": 0.045, "right": 0.985, "top": 1 - 0.72 / size[1], "bottom": 0.42 / size[1]}
     grid = figure.add_gridspec(
         1, 2 if has_memory else 1, width_ratios=(5, 1) if has_memory else None, wspace=0.03, **room
@@ -60,7 +59,8 @@ def timeline_figure(report: Report) -> Figure:
     return figure
 
 
-def _matplotlib() -> Any:
+def figure_class() -> Any:
+    """matplotlib's Figure; drawing needs no display and no pyplot."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

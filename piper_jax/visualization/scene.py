@@ -48,12 +48,14 @@ class Box(NamedTuple):
 
     Attributes:
       lane, span: numbers of the lane and of the span in the report's timeline.
+      task: a node of the task.
       part, num_parts: which horizontal stripe of its span it is; several tasks share an overlap slot.
       color: a key of ``COLORS``.  shade: 0 for the first stage of the group, 1 for its next, ...
     """
 
     lane: int
     span: int
+    task: NodeId
     start: float
     end: float
     part: int
@@ -96,13 +98,13 @@ def scene_of(report: Report) -> Scene:
 def _boxes(span: Span, number: int, lane: int, shades: dict[int, int], several_stages: bool) -> list[Box]:
     if span.kind not in ("compute", "update"):
         label = span_label(span, several_stages=several_stages)
-        return [Box(lane, number, span.start, span.end, 0, 1, span.kind, 0, label)]
+        return [Box(lane, number, span.nodes[0], span.start, span.end, 0, 1, span.kind, 0, label)]
     tasks: dict[tuple[str | None, int | None, int | None], list[NodeId]] = defaultdict(list)
     for node in span.nodes:
         tasks[node.PASS, node.PP, node.MB].append(node)
     return [
         Box(
-            lane, number, span.start, span.end, part, len(tasks), PASS or "U",
+            lane, number, nodes[0], span.start, span.end, part, len(tasks), PASS or "U",
             shades.get(stage, 0) if stage is not None else 0, task_label(nodes, several_stages=several_stages),
         )
         for part, ((PASS, stage, _), nodes) in enumerate(tasks.items())
