@@ -12,7 +12,9 @@ import jax
 import numpy as np
 from jax._src import source_info_util
 from jax.experimental import serialize_executable
+from jax.extend import core
 
+REMAT = frozenset({"checkpoint", "remat", "remat2"})
 INLINABLE = frozenset({"jit", "pjit", "closed_call", "core_call"})
 _LIBRARY_ROOTS = tuple(
     os.path.realpath(path)
@@ -21,9 +23,14 @@ _LIBRARY_ROOTS = tuple(
 _MODELS = os.path.join(os.path.realpath(os.path.dirname(__file__)), "models")
 
 
-def inner_jaxpr(eqn: Any) -> Any | None:
-    """The ClosedJaxpr of a call equation that can be inlined (``jax.jit``), else None."""
-    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")) if eqn.primitive.name in INLINABLE else None
+def inner_jaxpr(eqn: Any, *, remat: bool = False) -> Any | None:
+    """The ClosedJaxpr of a call equation that can be inlined (``jax.jit``, and with ``remat`` ``jax.checkpoint``)."""
+    if eqn.primitive.name in INLINABLE:
+        return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    if remat and eqn.primitive.name in REMAT:
+        inner = eqn.params["jaxpr"]
+        return inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+    return None
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:

@@ -14,6 +14,7 @@ from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Collective, Compute
 from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
+from piper_jax.lowering.keys import Key
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.loss_program import LossProgram, key_spec
 from piper_jax.tracing.passes import Passes, passes
@@ -61,7 +62,7 @@ class Context:
     def passes(self, op: str) -> Passes:
         """The passes of an operation, traced once."""
         if op not in self._passes:
-            self._passes[op] = passes(self.program, self.chunk_of[op])
+            self._passes[op] = passes(self.program, self.chunk_of[op], self.dag.ops[op].remat)
         return self._passes[op]
 
     @cached_property
@@ -136,6 +137,10 @@ class Context:
                 )
                 return jax.ShapeDtypeStruct(aval.shape, dtype)
 
+    def reduction_of(self, key: Key) -> str | None:
+        """How a metric register takes in a slice's value; None for other registers and partial losses."""
+        return self.program.metrics[key.item].kind if key.kind == "metric" and isinstance(key.item, int) else None
+
     @staticmethod
     def key_spec() -> jax.ShapeDtypeStruct:
         return key_spec()
@@ -186,11 +191,6 @@ def _refuse_unlowered(dag: Dag) -> None:
     for op in dag.ops.values():
         if op.shard_axis is not None:
             refuse("expert or tensor sharding", f"operation {op.name}")
-        if op.remat is not None:
-            refuse("remat", f"operation {op.name}")
-    for node in dag.nodes.values():
-        if node.id.PASS in ("BI", "BW"):
-            refuse("a split backward", str(node.id))
     for group in dag.groups.values():
         if dict(group.axes).get("tensor", 1) > 1:
             refuse("tensor parallelism", f"group {group.name}")

@@ -48,7 +48,7 @@ class Lowering:
     slot_programs: dict[Any, Compiled] = field(default_factory=dict)
 
     def instructions(self) -> list[Instruction]:
-        """All instructions of a step, in dispatch order; ``reduce`` ones stand beside the updates that contain them."""
+        """All instructions of a step, in dispatch order."""
         order = fuse(self.context.dag, dispatch_order(self.context.dag), self._is_lowered)
         if self.context.training:
             self.updates = group_updates(self.context)
@@ -57,7 +57,7 @@ class Lowering:
         }
         readers = self._outside_readers(order, steps)
         body = [i for slot in order for i in self._lower(slot, steps, readers)]
-        return [*self._prologue(steps), *body, *self._epilogue()]
+        return [*self._prologue(steps), *body, *self._clocks()]
 
     # -- slots ---------------------------------------------------------------------------------------
     def _is_compute(self, slot: Slot) -> bool:
@@ -296,19 +296,24 @@ class Lowering:
 
         return LocalProgram(label=f"weight {group}", reads=keys, writes=(out,), body=body)
 
-    def _epilogue(self) -> Iterable[Instruction]:
-        """Plain reductions for ``gradients``; the clock of groups that draw random numbers but update nothing."""
-        for group, update in self.updates.items():
-            yield self._local("reduce", group, update.reduction())
+    def reductions(self) -> list[Instruction]:
+        """What takes the place of the updates when gradients are asked for: each group's reduction alone."""
+        return [self._local("reduce", group, update.reduction()) for group, update in self.updates.items()]
+
+    def _clocks(self) -> Iterable[Instruction]:
+        """Groups that update nothing still count the steps."""
         if self.context.source.optimizer is None or not self.context.training:
             return
         for group in self.context.meshes:
             if group not in self.updates:
                 key = Key("step", group)
-                local = LocalProgram(
-                    label=f"clock {group}", reads=(key,), writes=(key,), body=lambda e: {k: v + 1 for k, v in e.items()}
+                advance = LocalProgram(
+                    label=f"clock {group}",
+                    reads=(key,),
+                    writes=(key,),
+                    body=lambda env: {k: v + 1 for k, v in env.items()},
                 )
-                yield self._local("update", group, local)
+                yield self._local("update", group, advance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal[
     "state", "optimizer", "key", "step", "gradient", "seed", "weight", "microbatch", "gathered", "shared",  # replicated
     "batch",
-    "value", "cotangent", "residual", "accumulator", "metric", "exchange",  # one entry per replica
+    "value", "cotangent", "residual", "crossing", "accumulator", "metric", "exchange",  # one entry per replica
 ]  # fmt: skip
 Layout = Literal["replicated", "stacked", "batch"]
 
-_STACKED = frozenset({"value", "cotangent", "residual", "accumulator", "metric", "exchange"})
+_STACKED = frozenset({"value", "cotangent", "residual", "crossing", "accumulator", "metric", "exchange"})
 DONATED = frozenset({"accumulator", "metric"})
 
 

@@ -12,70 +12,115 @@ import jax.numpy as jnp
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import REPLICA_AXES
-from piper_jax.lowering.keys import Key
+from piper_jax.lowering.keys import DONATED, Key
 from piper_jax.tracing.flat import Flat, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One compute node of a slot, with the arrays it reads and writes.
+    """One compute node of a slot: its flat program, and the arrays that it reads and writes.
 
-    ``rows`` are the batch leaves to slice, ``inputs`` the keys of the pass's common inputs (None: not used by it).
+    Attributes:
+      flat: what it computes, on one slice.
+      inputs: for each input of ``flat``, the keys whose sum it is, a seed's kind, or None where it is not read.
+      reads, writes: keys from and to the slot; accumulators are both.
     """
 
     context: Context
     group: str
     id: NodeId
-    inputs: tuple[Key | None, ...]
+    flat: Flat
+    inputs: tuple[tuple[Key, ...] | str | None, ...]
     reads: tuple[Key, ...]
     writes: tuple[Key, ...]
-
-    def run(self, env: dict[Key, Any]) -> None:
-        """Evaluates the node on local arrays."""
-        (_forward if self.id.PASS == "F" else _backward)(self, env)
 
     @property
     def mb(self) -> int:
         return self.id.MB or 0
 
+    def run(self, env: dict[Key, Any]) -> None:
+        """Evaluates the node on local arrays and adds what it writes."""
+        values = dict(self.flat.consts)
+        for var, source in zip(self.flat.inputs, self.inputs, strict=True):
+            if source is not None:
+                values[var] = self._input(env, source, self.flat.avals[var].dtype)
+        self.flat.run(self.flat.eqns, values, REPLICA_AXES)
+        for key, atom in zip(self.writes, self.flat.outputs, strict=True):
+            value = jnp.asarray(read(atom, values))
+            env[key] = self._accumulated(env, key, value) if key.kind in DONATED else value
+
+    def _input(self, env: Mapping[Key, Any], source: tuple[Key, ...] | str, dtype: Any) -> Any:
+        if isinstance(source, str):
+            seed = env[Key("seed", self.group)] if source == "total" else jnp.asarray(1.0 / self.context.num_slices)
+            return seed.astype(dtype)
+        key, index = source[0], env.get(Key("microbatch", self.group, None, self.mb))
+        if key.kind == "batch":
+            return jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False)
+        if key.kind == "key":
+            slice_index = index * self.context.replicas + jax.lax.axis_index(REPLICA_AXES)
+            return jax.random.fold_in(jax.random.fold_in(env[key], env[Key("step", self.group)]), slice_index)
+        return env[key] if len(source) == 1 else sum(env[k] for k in source)
+
+    def _accumulated(self, env: Mapping[Key, Any], key: Key, value: Any) -> Any:
+        before, index = env[key], env.get(Key("microbatch", self.group, None, self.mb))
+        match self.context.reduction_of(key):
+            case "samples":
+                return jax.lax.dynamic_update_index_in_dim(before, value, index, 0)
+            case "last":
+                return jnp.where(index == self.context.num_microbatches - 1, value, before)
+            case _:
+                return before + value.astype(before.dtype)
+
 
 def step(context: Context, group: str, node: NodeId) -> Step:
-    """The step of one compute node."""
-    built = context.passes(node.op)
-    common = _common_keys(context, group, node)
-    mb = node.MB or 0
+    """The step of one compute node: F, B, BI or BW."""
+    built, mb = context.passes(node.op), node.MB or 0
+    chunk = built.chunk
+    residuals = [Key("residual", group, (node.op, k), mb) for k in range(built.num_residuals)]
+    inputs: list[tuple[Key, ...] | str] = [(k,) for k in _common_keys(context, group, node)]
     if node.PASS == "F":
-        inputs = tuple(common)
-        accumulated = [Key("metric", group, item) for item in _metric_items(context, node.op)]
-        writes = [Key("value", group, v, mb) for v in built.chunk.exports] + accumulated
-        if context.training:
-            writes += [Key("residual", group, (node.op, k), mb) for k in range(built.num_residuals)]
-        extra = accumulated
-        needs_index = (
-            bool(built.chunk.batch)
-            or built.chunk.uses_key
-            or any(
-                isinstance(k.item, int) and context.program.metrics[k.item].kind in ("samples", "last")
-                for k in accumulated
-            )
-        )
-    else:
-        inputs = tuple(k if used else None for k, used in zip(common, built.backward_uses, strict=True))
-        accumulated = [Key("accumulator", group, leaf) for leaf in built.chunk.diff_state]
-        extra = [Key("residual", group, (node.op, k), mb) for k in range(built.num_residuals)]
-        extra += [k for v in built.chunk.diff_exports for k in _contributions(context, group, v, mb)]
-        extra += [Key("seed", group)] if "total" in built.kinds else []
-        extra += accumulated
-        writes = [Key("cotangent", group, (v, node.op), mb) for v in built.chunk.diff_externals] + accumulated
-        needs_index = any(k is not None and k.kind in ("batch", "key") for k in inputs)
-    reads = [k for k in inputs if k is not None] + extra
+        flat = built.forward if context.training else built.evaluate
+        writes = [Key("value", group, v, mb) for v in chunk.exports]
+        writes += [Key("metric", group, item) for item in (*((kind, node.op) for kind in built.kinds), *chunk.metrics)]
+        return _step(context, group, node, flat, inputs, writes + (residuals if context.training else []))
+    assert built.backward is not None and built.halves is not None
+    inputs += [(k,) for k in residuals]
+    inputs += [tuple(_contributions(context, group, v, mb)) for v in chunk.diff_exports]
+    inputs += built.kinds
+    cotangents = [Key("cotangent", group, (v, node.op), mb) for v in chunk.diff_externals]
+    gradients = [Key("accumulator", group, leaf) for leaf in chunk.diff_state]
+    crossing = [Key("crossing", group, (node.op, k), mb) for k in range(len(built.halves.crossing))]
+    match node.PASS:
+        case "BI":
+            return _step(context, group, node, built.halves.for_inputs, inputs, cotangents + crossing)
+        case "BW":
+            inputs += [(k,) for k in crossing]
+            return _step(context, group, node, built.halves.for_weights, inputs, gradients)
+        case _:
+            return _step(context, group, node, built.backward, inputs, cotangents + gradients)
+
+
+def _step(
+    context: Context,
+    group: str,
+    node: NodeId,
+    flat: Flat,
+    inputs: Sequence[tuple[Key, ...] | str],
+    writes: Sequence[Key],
+) -> Step:
+    used = {a for e in flat.eqns for a in e.reads()} | {a for a in flat.outputs if isinstance(a, int)}
+    kept = tuple(i if v in used else None for i, v in zip(inputs, flat.inputs, strict=True))
+    reads = [k for source in kept if isinstance(source, tuple) for k in source]
+    reads += [Key("seed", group)] if "total" in kept else []
+    reads += [k for k in writes if k.kind in DONATED]
     if any(k.kind == "key" for k in reads):
         reads.append(Key("step", group))
-    if needs_index:
-        reads.append(Key("microbatch", group, None, mb))
+    if any(k.kind in ("key", "batch") or context.reduction_of(k) in ("samples", "last") for k in reads):
+        reads.append(Key("microbatch", group, None, node.MB or 0))
     return Step(
-        context=context, group=group, id=node, inputs=inputs, reads=tuple(dict.fromkeys(reads)), writes=tuple(writes)
-    )
+        context=context, group=group, id=node, flat=flat, inputs=kept, reads=tuple(dict.fromkeys(reads)),
+        writes=tuple(writes),
+    )  # fmt: skip
 
 
 def _common_keys(context: Context, group: str, node: NodeId) -> list[Key]:
@@ -93,83 +138,8 @@ def batch_key(context: Context, group: str, leaf: int) -> Key:
     return Key("batch" if context.source.batch.specs[leaf].shape else "shared", group, leaf)
 
 
-def _metric_items(context: Context, op: str) -> list[Any]:
-    built = context.passes(op)
-    return [*((kind, op) for kind in built.kinds), *built.chunk.metrics]
-
-
 def _contributions(context: Context, group: str, value: int, mb: int) -> list[Key]:
     return [Key("cotangent", group, (value, giver), mb) for giver in context.cotangent_givers[value]]
-
-
-def _common_values(s: Step, env: Mapping[Key, Any]) -> list[Any]:
-    """Local values of the common inputs, None where the pass does not read one."""
-    index = env.get(Key("microbatch", s.group, None, s.mb))
-    values = []
-    for key in s.inputs:
-        if key is None:
-            values.append(None)
-        elif key.kind == "batch":
-            values.append(jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False))
-        elif key.kind == "key":
-            slice_index = index * s.context.replicas + jax.lax.axis_index(REPLICA_AXES)
-            values.append(jax.random.fold_in(jax.random.fold_in(env[key], env[Key("step", s.group)]), slice_index))
-        else:
-            values.append(env[key])
-    return values
-
-
-def _run(flat: Flat, inputs: Sequence[Any]) -> list[Any]:
-    env = {**flat.consts, **dict(zip(flat.inputs, inputs, strict=True))}
-    flat.run(flat.eqns, env, REPLICA_AXES)
-    return [read(a, env) for a in flat.outputs]
-
-
-def _forward(s: Step, env: dict[Key, Any]) -> None:
-    built = s.context.passes(s.id.op)
-    flat = built.forward if s.context.training else built.evaluate
-    results = iter(_run(flat, _common_values(s, env)))
-    for key in s.writes:
-        value = next(results)
-        env[key] = _accumulated(s, env, key, value) if key.kind == "metric" else value
-
-
-def _accumulated(s: Step, env: Mapping[Key, Any], key: Key, value: Any) -> Any:
-    before, kind = env[key], None
-    if isinstance(key.item, int):
-        kind = s.context.program.metrics[key.item].kind
-    index = env.get(Key("microbatch", s.group, None, s.mb))
-    match kind:
-        case "samples":
-            return jax.lax.dynamic_update_index_in_dim(before, value, index, 0)
-        case "last":
-            return jnp.where(index == s.context.num_microbatches - 1, value, before)
-        case _:
-            return before + jnp.asarray(value).astype(before.dtype)
-
-
-def _backward(s: Step, env: dict[Key, Any]) -> None:
-    built, context = s.context.passes(s.id.op), s.context
-    flat = built.backward
-    assert flat is not None
-    residuals = [env[Key("residual", s.group, (s.id.op, k), s.mb)] for k in range(built.num_residuals)]
-    cotangents = [
-        sum(env[k] for k in _contributions(context, s.group, v, s.mb)) for v in built.chunk.diff_exports
-    ]  # fmt: skip
-    common = _common_values(s, env)
-    first_seed = len(common) + len(residuals) + len(cotangents)
-    seeds = [
-        _seed(s, env, kind).astype(flat.avals[var].dtype)
-        for kind, var in zip(built.kinds, flat.inputs[first_seed:], strict=True)
-    ]
-    results = iter(_run(flat, [*common, *residuals, *cotangents, *seeds]))
-    for key in s.writes:
-        value = next(results)
-        env[key] = env[key] + value.astype(env[key].dtype) if key.kind == "accumulator" else value
-
-
-def _seed(s: Step, env: Mapping[Key, Any], kind: str) -> Any:
-    return env[Key("seed", s.group)] if kind == "total" else jnp.asarray(1.0 / s.context.num_slices)
 
 
 def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
@@ -203,6 +173,11 @@ def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
             flat = built.forward
             atom = flat.outputs[len(flat.outputs) - built.num_residuals + k]
             return _spec(flat.avals[atom])  # type: ignore[index]
+        case "crossing":
+            op, k = key.item
+            halves = context.passes(op).halves
+            assert halves is not None
+            return _spec(halves.for_inputs.avals[halves.crossing[k]])
         case "gradient":
             return context.leaf_spec(key.item)
         case "optimizer":

@@ -45,7 +45,7 @@ def reference_gradients(
         for v in leaves
     ]  # fmt: skip
 
-    def parts(trained: list[Any], m: int) -> dict[str, Any]:
+    def parts(trained: list[Any], m: Any) -> dict[str, Any]:
         full = _with_trained(state, values, trained)
 
         def one(rows_of: list[Any], replica: Any) -> dict[str, Any]:
@@ -64,20 +64,23 @@ def _accumulate(
     parts: Callable[..., Any], trained: list[Any], num_microbatches: int, num_slices: int
 ) -> tuple[Any, Any]:
     weight: Any = 1.0
+    microbatches = jnp.arange(num_microbatches)
     if "weight" in jax.eval_shape(lambda t: parts(t, 0), trained):
-        weight = sum(parts(trained, m)["weight"].sum() for m in range(num_microbatches))
+        weight = jax.lax.map(lambda m: parts(trained, m)["weight"].sum(), microbatches).sum()
 
-    def objective(t: list[Any], m: int) -> Any:
+    def objective(t: list[Any], m: Any) -> Any:
         found = parts(t, m)
         if "weight" in found:
             return found["total"].sum() / weight + found["extra"].sum() / num_slices
         return found["loss"].sum() / num_slices
 
-    loss, total = jnp.zeros(()), [jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32)) for t in trained]
-    differentiated = jax.jit(jax.value_and_grad(objective))
-    for m in range(num_microbatches):
-        value, grads = differentiated(trained, m)
-        loss, total = loss + value, [a + g for a, g in zip(total, grads, strict=True)]
+    def add(total: tuple[Any, list[Any]], m: Any) -> tuple[tuple[Any, list[Any]], None]:
+        value, grads = jax.value_and_grad(objective)(trained, m)
+        return (total[0] + value, [a + g for a, g in zip(total[1], grads, strict=True)]), None
+
+    zeros = [jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32)) for t in trained]
+    zero = jnp.zeros((), jnp.promote_types(jax.eval_shape(objective, trained, 0).dtype, jnp.float32))
+    (loss, total), _ = jax.lax.scan(add, (zero, zeros), microbatches)
     return loss, [a.astype(t.dtype) for a, t in zip(total, trained, strict=True)]
 
 

@@ -50,7 +50,7 @@ class Train:
     compiler: Compiler = field(default_factory=Compiler)
     _base: Train | None = None
     _layout: StateLayout | None = None
-    _instructions: dict[int, tuple[Context, list[Instruction]]] = field(default_factory=dict)
+    _lowered: dict[tuple[int, bool], tuple[Lowering, list[Instruction]]] = field(default_factory=dict)
     _ready: dict[tuple[str, int], _Ready] = field(default_factory=dict)
     _other: dict[Any, Train] = field(default_factory=dict)
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
@@ -145,32 +145,30 @@ class Train:
         return self._layout
 
     def _compiled(self, mode: str, size: int) -> _Ready:
+        """The executable of a mode (step, gradients or evaluate) for batches of ``size`` rows."""
         if (mode, size) not in self._ready:
-            training = mode != "evaluate"
-            built = self._instructions.get(size) if training else None
-            if built is None:
-                lowered = Lowering(
-                    context=context(self.plan.complete(), self._source, self.devices, size, training=training),
-                    compiler=self.compiler,
-                )
-                built = lowered.context, lowered.instructions()
-                if training:
-                    self._instructions[size] = built
-                    self._layout = self._layout or state_layout(lowered.context, lowered.updates)
-            self._ready[mode, size] = self._select(mode, *built)
+            lowering, instructions = self._lower(size, training=mode != "evaluate")
+            if mode == "gradients":
+                kept = [i for i in instructions if i.role not in ("update", "exchange")]
+                instructions = [*kept, *lowering.reductions()]
+            found = lowering.context
+            gather = metric_gather(found, [k for i in instructions for k in i.writes], self.devices[0])
+            wanted = {
+                "step": (*(self._layout.keys if self._layout else ()), *_accumulators(found), *gather.keys),
+                "gradients": (*_accumulators(found), *_first_gradients(found)),
+                "evaluate": gather.keys,
+            }[mode]
+            self._ready[mode, size] = _Ready(context=found, executor=Executor(instructions, wanted), gather=gather)
         return self._ready[mode, size]
 
-    def _select(self, mode: str, found: Context, instructions: Sequence[Instruction]) -> _Ready:
-        """The instructions that a mode runs, and the registers that it keeps."""
-        skipped = {"step": ("reduce",), "gradients": ("update", "exchange"), "evaluate": ()}[mode]
-        chosen = [i for i in instructions if i.role not in skipped]
-        gather = metric_gather(found, [k for i in instructions for k in i.writes], self.devices[0])
-        wanted = {
-            "step": (*self._layout.keys, *_accumulators(found), *gather.keys) if self._layout else (),
-            "gradients": (*_accumulators(found), *_first_gradients(found)),
-            "evaluate": gather.keys,
-        }[mode]
-        return _Ready(context=found, executor=Executor(chosen, wanted), gather=gather)
+    def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:
+        if (size, training) not in self._lowered:
+            found = context(self.plan.complete(), self._source, self.devices, size, training=training)
+            lowering = Lowering(context=found, compiler=self.compiler)
+            self._lowered[size, training] = lowering, lowering.instructions()
+            if training:
+                self._layout = self._layout or state_layout(found, lowering.updates)
+        return self._lowered[size, training]
 
     def _run(self, mode: str, state: TrainState, batch: Any) -> tuple[_Ready, dict[Key, Any]]:
         """Runs one mode on a batch; returns the kept registers."""

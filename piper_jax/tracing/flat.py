@@ -94,20 +94,21 @@ def read(atom: Atom, env: Mapping[int, Any]) -> Any:
     return env[atom] if isinstance(atom, int) else atom.val
 
 
-def flatten(closed: core.ClosedJaxpr, *, select_branches: bool = False) -> Flat:
+def flatten(closed: core.ClosedJaxpr, *, select_branches: bool = False, open_remat: bool = False) -> Flat:
     """Inlines every jit call of ``closed``.
 
     Args:
       closed: the traced program.
       select_branches: also turn each ``cond`` into both branches and a select, so that its outputs can be owned by
         different device groups. Right only for programs without loops that rely on the untaken branch not running.
+      open_remat: also inline ``jax.checkpoint``, for backward programs: what is recomputed is then theirs to divide.
     """
-    return _Flattener(select_branches).program(closed)
+    return _Flattener(select_branches, open_remat).program(closed)
 
 
 class _Flattener:
-    def __init__(self, select_branches: bool):
-        self.select_branches = select_branches
+    def __init__(self, select_branches: bool, open_remat: bool):
+        self.select_branches, self.open_remat = select_branches, open_remat
         self.eqns: list[FlatEqn] = []
         self.avals: list[Any] = []
         self.consts: dict[int, Any] = {}
@@ -137,7 +138,7 @@ class _Flattener:
             inputs = tuple(self.atom(a, env) for a in eqn.invars)
             own = tuple((part, calls) for part in str(eqn.source_info.name_stack).split("/") if part)
             here = (*scopes, *own)
-            if (inner := _jax_compat.inner_jaxpr(eqn)) is not None:
+            if (inner := _jax_compat.inner_jaxpr(eqn, remat=self.open_remat)) is not None:
                 outputs = self.call(inner, inputs, (*calls, index), here)
             elif self.select_branches and eqn.primitive.name == "cond":
                 outputs = self.branches(eqn, inputs, (*calls, index), here)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from piper_jax.tracing.backward_split import Halves, split_backward
 from piper_jax.tracing.chunk import Chunk
 from piper_jax.tracing.flat import Atom, Flat, flatten, read
 from piper_jax.tracing.loss_program import LossProgram
@@ -31,7 +32,7 @@ class Passes:
       backward: inputs, residuals, cotangents of ``diff_exports``, seeds of ``kinds`` -> cotangents of
         ``diff_externals``, gradients of ``diff_state``. None without a backward pass.
       kinds: which of loss, total and extra this chunk has terms of.
-      backward_uses: for each of the common inputs, whether the backward program reads it.
+      halves: the backward program as BI and BW.
     """
 
     chunk: Chunk
@@ -39,14 +40,18 @@ class Passes:
     evaluate: Flat
     forward: Flat
     backward: Flat | None
+    halves: Halves | None
     num_residuals: int
-    backward_uses: tuple[bool, ...]
 
 
-def passes(program: LossProgram, chunk: Chunk) -> Passes:
-    """Builds the passes of ``chunk`` at the batch size of ``program``; traces, computes nothing."""
+def passes(program: LossProgram, chunk: Chunk, remat: str | None = None) -> Passes:
+    """Builds the passes of ``chunk`` at the batch size of ``program``; traces, computes nothing.
+
+    Args:
+      remat: the name of a policy in ``jax.checkpoint_policies``: only what it allows is kept from F for B.
+    """
     kinds = tuple(k for k in SEEDS if any(program.terms[i][0] == k for i in chunk.terms))
-    function = _ChunkFunction(program, chunk, kinds)
+    function = _ChunkFunction(program, chunk, kinds, remat)
     evaluate = flatten(jax.make_jaxpr(function.outputs)(*function.specs))
     if not chunk.has_backward:
         return Passes(
@@ -55,15 +60,15 @@ def passes(program: LossProgram, chunk: Chunk) -> Passes:
             evaluate=evaluate,
             forward=evaluate,
             backward=None,
+            halves=None,
             num_residuals=0,
-            backward_uses=(),
         )
     return function.with_backward(evaluate)
 
 
 class _ChunkFunction:
-    def __init__(self, program: LossProgram, chunk: Chunk, kinds: tuple[str, ...]):
-        self.program, self.chunk, self.kinds = program, chunk, kinds
+    def __init__(self, program: LossProgram, chunk: Chunk, kinds: tuple[str, ...], remat: str | None):
+        self.program, self.chunk, self.kinds, self.remat = program, chunk, kinds, remat
         self.ids = [
             *(program.state_input(i) for i in chunk.state),
             *(program.batch_input(i) for i in chunk.batch),
@@ -104,6 +109,8 @@ class _ChunkFunction:
             smooth = [*(env[v] for v in self.chunk.diff_exports), *self.partials(env)]
             return smooth, [*(env[v] for v in self.chunk.exports), *self.partials(env), *self.metrics(env)]
 
+        if self.remat is not None:
+            run = jax.checkpoint(run, policy=getattr(jax.checkpoint_policies, self.remat))
         _, pullback, outputs = jax.vjp(run, *(inputs[k] for k in self.diff), has_aux=True)
         return outputs, pullback
 
@@ -132,16 +139,15 @@ class _ChunkFunction:
             return self.reordered(pullback(list(cotangents)))
 
         kept = [jax.ShapeDtypeStruct(full.avals[v].shape, full.avals[v].dtype) for v in saved]
-        back = flatten(jax.make_jaxpr(backward)(self.specs, kept, smooth)).without_dead_code()
-        read_values = {a for e in back.eqns for a in e.reads()} | {a for a in back.outputs if isinstance(a, int)}
+        back = flatten(jax.make_jaxpr(backward)(self.specs, kept, smooth), open_remat=True).without_dead_code()
         return Passes(
             chunk=self.chunk,
             kinds=self.kinds,
             evaluate=evaluate,
             forward=replace(full, outputs=(*full.outputs[:num_outputs], *saved)).without_dead_code(),
             backward=back,
+            halves=split_backward(back, len(self.chunk.diff_externals), len(self.chunk.state)),
             num_residuals=len(saved),
-            backward_uses=tuple(a in read_values for a in back.inputs[: len(self.specs)]),
         )
 
     def aval(self, value: int) -> jax.ShapeDtypeStruct:
