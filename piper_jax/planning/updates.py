@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from piper_jax.ir.dag import Dag
+from piper_jax.ir.dag import Coupling, Dag
 from piper_jax.ir.device_groups import axes_of, joint_group
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, CollectiveKind, DataEdge, DeviceGroup, Node, OrderEdge, Update, Value
@@ -138,12 +138,19 @@ def _link(
 
 
 def _rounds(dag: Dag, owned: Mapping[str, Ownership]) -> dict[str, int]:
-    """How many rounds of updates each owner group has."""
+    """How many rounds of updates each owner group has: what one group holds whole needs no exchange."""
     rounds = {owner: 1 for owner in dag.groups if any(owner in o.owners for o in owned.values())}
     for coupling in dag.couplings:
-        for owner in _coupled(owned, coupling.buckets):
-            rounds[owner] = max(rounds[owner], coupling.round + 2)
+        if _is_exchanged(dag, owned, coupling):
+            for owner in _coupled(owned, coupling.buckets):
+                rounds[owner] = max(rounds[owner], coupling.round + 2)
     return rounds
+
+
+def _is_exchanged(dag: Dag, owned: Mapping[str, Ownership], coupling: Coupling) -> bool:
+    """Whether the coupled buckets lie on several groups, or in shards on several devices."""
+    inside = [owned[b] for b in coupling.buckets if b in owned]
+    return len(_coupled(owned, coupling.buckets)) > 1 or any(_is_sharded(dag, o) for o in inside)
 
 
 def _coupled(owned: Mapping[str, Ownership], buckets: Iterable[str]) -> list[str]:
@@ -166,16 +173,11 @@ def _couple(dag: Dag, new: Additions, owned: Mapping[str, Ownership], rounds: Ma
         value = f"update scalars {coupling.round}"
         coupled = set(_coupled(owned, coupling.buckets))
         owners = [owner for owner in rounds if owner in coupled]
-        if not owners:
+        if not _is_exchanged(dag, owned, coupling):
             continue
         group = joint_group([dag.groups[owner] for owner in owners])
-        inside = [owned[b] for b in coupling.buckets if b in owned]
-        mixed = len(owners) > 1 or any(_is_sharded(dag, o) for o in inside)
         befores = [update_id(owner, coupling.round) for owner in owners]
         afters = [update_id(owner, coupling.round + 1) for owner in owners]
-        if not mixed or len(group.devices) == 1:
-            new.data += (DataEdge(b, a, (value,)) for b, a in zip(befores, afters, strict=True))
-            continue
         node = Collective(id=NodeId(f"all_gather {value}", "U"), group=group.name, kind="all_gather", values=(value,))
         new.groups.setdefault(group.name, group)
         new.nodes[node.id] = node
