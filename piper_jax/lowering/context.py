@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.nodes import Collective, Compute
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Collective, Compute, Send
 from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
 from piper_jax.lowering.keys import Key
 from piper_jax.tracing.chunk import Chunk, chunks
@@ -77,6 +78,14 @@ class Context:
             for value in chunk.diff_externals:
                 givers.setdefault(value, []).append(op)
         return givers
+
+    @cached_property
+    def _producers(self) -> dict[NodeId, NodeId]:
+        return {edge.dst: edge.src for edge in self.dag.data if isinstance(self.dag.nodes[edge.dst], Send)}
+
+    def producer_of(self, send: NodeId) -> NodeId:
+        """The node whose values a Send carries."""
+        return self._producers[send]
 
     @cached_property
     def owners(self) -> dict[str, tuple[str, ...]]:

@@ -48,7 +48,7 @@ def group_mesh(group: DeviceGroup, devices: Sequence[Any]) -> GroupMesh:
     """
     if max(group.devices) >= len(devices):
         raise RuntimeFault(
-            f"compile: group {group.name} needs logical device {max(group.devices)}, but only {len(devices)} are given.",
+            f"compile: group {group.name} needs logical device {max(group.devices)}; only {len(devices)} are given.",
             help="pass more devices, or lower data_parallel or pipeline_parallel; planning and simulation need none.",
         )
     sizes = dict(group.axes) or {"data": len(group.devices)}

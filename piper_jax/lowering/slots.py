@@ -83,7 +83,8 @@ def step(context: Context, group: str, node: NodeId) -> Step:
         writes = [Key("value", group, v, mb) for v in chunk.exports]
         writes += [Key("metric", group, item) for item in (*((kind, node.op) for kind in built.kinds), *chunk.metrics)]
         return _step(context, group, node, flat, inputs, writes + (residuals if context.training else []))
-    assert built.backward is not None and built.halves is not None
+    assert built.backward is not None
+    assert built.halves is not None
     inputs += [(k,) for k in residuals]
     inputs += [tuple(_contributions(context, group, v, mb)) for v in chunk.diff_exports]
     inputs += built.kinds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,9 @@ from piper_jax.lowering.context import Context
 from piper_jax.lowering.exchange import num_words, pack, unpack
 from piper_jax.lowering.group_mesh import REPLICA_AXES
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.tracing.flat import read
 from piper_jax.tracing.optimizer_program import OptimizerProgram
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalProgram:
-    """A function of local arrays with the keys of its inputs and outputs."""
-
-    label: str
-    reads: tuple[Key, ...]
-    writes: tuple[Key, ...]
-    body: Callable[[dict[Key, Any]], dict[Key, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +161,7 @@ class GroupUpdate:
         return self._width(program, k)
 
     def _reduce(self, env: Mapping[Key, Any]) -> dict[Key, Any]:
-        """Sums accumulators over the replicas, one collective a bucket and dtype, and casts to the parameters' dtypes."""
+        """Sums accumulators over the replicas, one collective a bucket and dtype, then casts to parameter dtypes."""
         out: dict[Key, Any] = {}
         together = {leaf for leaves in self.reduced_here for leaf in leaves}
         for leaves in self.reduced_here:
@@ -225,10 +216,3 @@ def _group_update(
         participants=participants,
         rounds=rounds,
     )
-
-
-def joint_reductions(context: Context) -> Iterable[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """Reductions over several groups: the owners and the leaves of each."""
-    for node in context.reductions:
-        if node.group not in context.meshes:
-            yield context.owners[str(node.bucket)], context.source.bucket_leaves[str(node.bucket)]

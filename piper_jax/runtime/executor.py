@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from piper_jax.lowering.executable import Instruction, last_uses
+from piper_jax.lowering.instruction import Instruction, last_uses
 from piper_jax.lowering.keys import Key
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from piper_jax.ir.filters import where
 from piper_jax.ir.nodes import Compute
 from piper_jax.planning import Plan
-from piper_jax.ir.filters import where
 
 
 def follow(plan: Plan, other: Plan) -> Plan:

@@ -39,11 +39,11 @@ def reference_gradients(
     values = [jnp.asarray(v) if not _is_key(v) else v for v in state.values(params)]
     step_key = jax.random.fold_in(jax.random.key(0) if key is None else key, step)
     rows = layout.size // (num_microbatches * num_replicas)
-    leaves = [jnp.asarray(v) for v in layout.values(batch)]
+    slices = (num_microbatches, num_replicas)
     sliced = [
-        v.reshape(num_microbatches, num_replicas, rows, *v.shape[1:]) if v.ndim else jnp.broadcast_to(v, (num_microbatches, num_replicas))
-        for v in leaves
-    ]  # fmt: skip
+        v.reshape(*slices, rows, *v.shape[1:]) if v.ndim else jnp.broadcast_to(v, slices)
+        for v in map(jnp.asarray, layout.values(batch))
+    ]
 
     def parts(trained: list[Any], m: Any) -> dict[str, Any]:
         full = _with_trained(state, values, trained)

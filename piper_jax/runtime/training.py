@@ -13,11 +13,12 @@ import numpy as np
 
 from piper_jax.errors import PlanError, RuntimeFault
 from piper_jax.lowering.context import Context, context
-from piper_jax.lowering.executable import Instruction, Lowering
+from piper_jax.lowering.executable import Lowering, lower
+from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.programs import Compiler
 from piper_jax.lowering.slots import local_spec
-from piper_jax.planning import Plan, Strategy
+from piper_jax.planning import Plan, Strategy, Unbound
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
 from piper_jax.runtime.metrics import MetricGather, metric_gather
@@ -164,10 +165,10 @@ class Train:
     def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:
         if (size, training) not in self._lowered:
             found = context(self.plan.complete(), self._source, self.devices, size, training=training)
-            lowering = Lowering(context=found, compiler=self.compiler)
+            lowering = lower(found, self.compiler)
             self._lowered[size, training] = lowering, lowering.instructions()
             if training:
-                self._layout = self._layout or state_layout(found, lowering.updates)
+                self._layout = self._layout or state_layout(found, lowering.builder.updates)
         return self._lowered[size, training]
 
     def _run(self, mode: str, state: TrainState, batch: Any) -> tuple[_Ready, dict[Key, Any]]:
@@ -272,7 +273,7 @@ def compile(plan: Plan, devices: Sequence[Any] | None = None) -> Train:
     Raises:
       PlanError: a rule is broken, or the plan holds something that is not lowered.  RuntimeFault: too few devices.
     """
-    if plan.source is None:
+    if isinstance(plan.source, Unbound):
         raise PlanError(
             "compile: this plan has no traced program.", help="plan.bind(loss_fn, params, batch, optimizer=tx)"
         )

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 _FREE = frozenset(
-    "reshape broadcast_in_dim transpose squeeze slice dynamic_slice dynamic_update_slice concatenate pad gather "
-    "convert_element_type copy stop_gradient iota select_n rev random_wrap random_unwrap bitcast_convert_type".split()
-)
+    (
+        "reshape", "broadcast_in_dim", "transpose", "squeeze", "slice", "dynamic_slice", "dynamic_update_slice",
+        "concatenate", "pad", "gather", "convert_element_type", "copy", "stop_gradient", "iota", "select_n", "rev",
+        "random_wrap", "random_unwrap", "bitcast_convert_type",
+    )
+)  # fmt: skip
 
 
 def eqn_flops(eqn: Any) -> int:

@@ -173,7 +173,7 @@ class _Flattener:
             self.call(branch, tuple(operands), (*calls, k), scopes) for k, branch in enumerate(eqn.params["branches"])
         ]
         outputs: list[Atom] = []
-        for position, var in enumerate(eqn.outvars):
+        for position in range(len(eqn.outvars)):
             choices = tuple(result[position] for result in results)
             select = single_eqn(jax.lax.select_n, self.aval(index), *(self.aval(c) for c in choices))
             outputs.extend(self.append(select, (index, *choices), scopes))

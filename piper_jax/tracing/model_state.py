@@ -45,7 +45,7 @@ def model_state(params: Any, wrt: Any = None) -> ModelState:
     """Reads the layout of ``params``.
 
     Args:
-      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Leaves that are not arrays are static.
+      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Other leaves are static.
       wrt: for modules, the Variable type or filter that is trained; ``nnx.Param`` by default.
 
     Raises:

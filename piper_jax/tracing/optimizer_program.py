@@ -1,8 +1,9 @@
 """The optimizer update as one flat program, partitioned by the state buckets that its values belong to.
 
-A value belongs to a bucket (it derives from that bucket's gradients, parameters or moments alone), to none (step counts,
-schedules: every group computes it), or it mixes buckets (a global norm). What a mixing equation reads is exchanged between
-groups after a round; then every group computes the mixed values for itself, with the very equations of the optimizer.
+A value belongs to a bucket (it derives from that bucket's gradients, parameters or moments alone), to none (step
+counts, schedules: every group computes it), or it mixes buckets (a global norm). What a mixing equation reads is
+exchanged between groups after a round; then every group computes the mixed values for itself, with the very equations of
+the optimizer.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ def _leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
 def _join(owners: Iterable[int | None], *, scalar: bool = False) -> int | None:
     """Where a value lives that derives from values of ``owners``.
 
-    An array scaled by a mixed scalar stays with its bucket; a scalar that has met a mixed one is mixed, so that a running
-    sum over buckets needs one exchange and not one per bucket.
+    An array scaled by a mixed scalar stays with its bucket; a scalar that has met a mixed one is mixed, so that a
+    running sum over buckets needs one exchange and not one per bucket.
     """
     found = {o for o in owners if o is not None}
     buckets = found - {MIXED}
@@ -160,8 +161,8 @@ def _exchanges(flat: Flat, owner: Sequence[int | None]) -> tuple[tuple[int, ...]
                 if nbytes(flat.avals[a]) > MAX_EXCHANGED_BYTES:
                     aval = flat.avals[a]
                     raise TraceError(
-                        f"optimizer: `{eqn.name}` mixes whole arrays ({aval.dtype}{list(aval.shape)}) of several parameters.",
-                        help="only scalars (norms, finite checks) may mix parameters; update each parameter on its own.",
+                        f"optimizer: `{eqn.name}` mixes arrays of several parameters, {aval.dtype}{list(aval.shape)}.",
+                        help="only scalars (norms, finite checks) may mix parameters; update each on its own.",
                     )
         for o in eqn.outputs:
             rounds[o] = now

@@ -1,7 +1,7 @@
 """The passes of a chunk as flat programs: forward with residuals, backward from residuals, and forward alone.
 
-Residuals that are parameters or inputs are referenced, and those that follow from parameters or from the batch alone are
-computed again in the backward pass, so that only activations are kept between the two.
+Residuals that are parameters or inputs are referenced, and those that follow from parameters or from the batch alone
+are computed again in the backward pass, so that only activations are kept between the two.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class _Assembly:
             reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & set(part.state)]
             unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
             ops[name] = Op(
-                name=name, units=(unit,), PP=unit, path=name, source=next(filter(None, (_jax_compat.user_line(e.eqn) for e in own)), ""),
+                name=name, units=(unit,), PP=unit, path=name, source=_first_line(own),
                 flops_forward=forward, flops_backward_input=backward_input, flops_backward_weight=backward_weight,
                 residual_bytes=residual_bytes, reads=(*reads, *unread),
                 batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
@@ -256,6 +256,11 @@ class _Assembly:
             name: Bucket(name=name, leaves=tuple(self.state.leaves[i] for i in leaves), optimizer_bytes=sizes[name])
             for name, leaves in bucket_leaves.items()
         }
+
+
+def _first_line(eqns: Iterable[FlatEqn]) -> str:
+    """The first line of the user's own code among the equations' sources."""
+    return next(filter(None, (_jax_compat.user_line(e.eqn) for e in eqns)), "")
 
 
 def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

@@ -1,0 +1,80 @@
+"""Compiles functions of local arrays into instructions for one group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from piper_jax.ir.ids import NodeId
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.group_mesh import PARTITION
+from piper_jax.lowering.instruction import Instruction, Role
+from piper_jax.lowering.keys import DONATED, Key
+from piper_jax.lowering.local_program import LocalProgram
+from piper_jax.lowering.programs import Compiled, Compiler
+from piper_jax.lowering.slots import local_spec
+from piper_jax.lowering.updates import GroupUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """The context of a lowering, with the compiler and the updates of its groups."""
+
+    context: Context
+    compiler: Compiler
+    updates: Mapping[str, GroupUpdate]
+
+    def local(self, role: Role, group: str, local: LocalProgram, nodes: tuple[NodeId, ...] = ()) -> Instruction:
+        """An instruction that runs ``local`` on ``group``."""
+        program = self.compile(group, local)
+        return Instruction(
+            role=role, label=local.label, call=program.call, reads=local.reads, writes=local.writes, nodes=nodes,
+            program=program,
+        )  # fmt: skip
+
+    def compile(self, group: str, local: LocalProgram) -> Compiled:
+        """The executable of a local program on a group; what it overwrites is donated."""
+        mesh = self.context.meshes[group]
+        donate = [
+            k for k, key in enumerate(local.reads)
+            if key.kind in DONATED or (key.kind in ("state", "optimizer", "step") and key in local.writes)
+        ]  # fmt: skip
+
+        def body(*args: Any) -> list[Any]:
+            env = {key: _local_view(key, a) for key, a in zip(local.reads, args, strict=True)}
+            out = local.body(env)
+            return [_global_view(key, out[key]) for key in local.writes]
+
+        return self.compiler.compile(
+            body, label=local.label, mesh=mesh.mesh, specs=[self.global_spec(k) for k in local.reads],
+            in_specs=[PARTITION[k.layout] for k in local.reads], out_specs=[PARTITION[k.layout] for k in local.writes],
+            donate=donate,
+        )  # fmt: skip
+
+    def global_spec(self, key: Key) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of a register."""
+        replicas = self.context.replicas
+        if key.kind == "gathered":
+            update = self.updates[key.group]
+            rows = replicas * len(update.participants)
+            return jax.ShapeDtypeStruct((rows, update.exchange_width(key.item)), jnp.uint32)
+        local = local_spec(self.context, key)
+        match key.layout:
+            case "stacked":
+                return jax.ShapeDtypeStruct((replicas, *local.shape), local.dtype)
+            case "batch":
+                return jax.ShapeDtypeStruct((local.shape[0], replicas, *local.shape[1:]), local.dtype)
+            case _:
+                return local
+
+
+def _local_view(key: Key, array: Any) -> Any:
+    return array[0] if key.layout == "stacked" else array[:, 0] if key.layout == "batch" else array
+
+
+def _global_view(key: Key, value: Any) -> Any:
+    return jnp.asarray(value)[None] if key.layout == "stacked" else value

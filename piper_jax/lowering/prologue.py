@@ -1,0 +1,74 @@
+"""What a step needs besides its DAG: zeroed metrics, the weight of a weighted loss, the step counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from piper_jax.lowering.builder import Builder
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.group_mesh import REPLICA_AXES
+from piper_jax.lowering.instruction import Instruction
+from piper_jax.lowering.keys import Key
+from piper_jax.lowering.local_program import LocalProgram
+from piper_jax.lowering.slots import batch_key, local_spec
+from piper_jax.tracing.flat import read
+
+
+def prologue(builder: Builder, metrics: Iterable[Key]) -> Iterable[Instruction]:
+    """Metric accumulators are zeroed; the weight of a WeightedLoss is summed before the first backward seed."""
+    context, metrics = builder.context, tuple(metrics)
+    for group in context.meshes:
+        own = tuple(k for k in metrics if k.group == group)
+        if own:
+            specs = {k: local_spec(context, k) for k in own}
+            zeros = LocalProgram(
+                label=f"zero metrics {group}", reads=(), writes=own,
+                body=lambda env, specs=specs: {k: jnp.zeros(s.shape, s.dtype) for k, s in specs.items()},
+            )  # fmt: skip
+            yield builder.local("prologue", group, zeros)
+        if any(isinstance(k.item, tuple) and k.item[0] == "total" for k in own):
+            yield builder.local("prologue", group, _weight(context, group))
+
+
+def _weight(context: Context, group: str) -> LocalProgram:
+    program = context.program
+    eqns = program.flat.needed([program.weight] if isinstance(program.weight, int) else [])
+    used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {program.weight}
+    leaves = [i for i in range(program.num_batch) if program.batch_input(i) in used]
+    keys = tuple(batch_key(context, group, i) for i in leaves)
+    out = Key("seed", group)
+
+    def one(index: Any, env: dict[Key, Any]) -> Any:
+        values = dict(program.flat.consts)
+        for leaf, key in zip(leaves, keys, strict=True):
+            row = env[key] if key.kind == "shared" else jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False)
+            values[program.batch_input(leaf)] = row
+        program.flat.run((program.flat.eqns[i] for i in eqns), values)
+        return jnp.asarray(read(program.weight, values)).astype(local_spec(context, out).dtype)  # type: ignore[arg-type]
+
+    def body(env: dict[Key, Any]) -> dict[Key, Any]:
+        weights = jax.lax.map(lambda m: one(m, env), jnp.arange(context.num_microbatches))
+        return {out: 1.0 / jax.lax.psum(weights.sum(), REPLICA_AXES)}
+
+    return LocalProgram(label=f"weight {group}", reads=keys, writes=(out,), body=body)
+
+
+def clocks(builder: Builder) -> Iterable[Instruction]:
+    """Groups that update nothing still count the steps."""
+    context = builder.context
+    if context.source.optimizer is None or not context.training:
+        return
+    for group in context.meshes:
+        if group not in builder.updates:
+            key = Key("step", group)
+            advance = LocalProgram(
+                label=f"clock {group}",
+                reads=(key,),
+                writes=(key,),
+                body=lambda env: {k: v + 1 for k, v in env.items()},
+            )
+            yield builder.local("update", group, advance)
