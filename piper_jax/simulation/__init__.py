@@ -2,6 +2,7 @@
 
 from piper_jax.simulation.costs import CostModel, MeasuredCosts, RooflineCosts, UnitCosts
 from piper_jax.simulation.hardware import HARDWARE, Hardware, Level
+from piper_jax.simulation.measuring import measured_report
 from piper_jax.simulation.report import MEMORY_KINDS, GroupMemory, GroupReport, MemoryStep, Report, Span
 from piper_jax.simulation.simulator import simulate
 
@@ -19,5 +20,6 @@ __all__ = [
     "RooflineCosts",
     "Span",
     "UnitCosts",
+    "measured_report",
     "simulate",
 ]

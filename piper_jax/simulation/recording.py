@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Collective, Compute, Node, Recv, Send, Update
@@ -127,19 +127,6 @@ def busy_times(program: Program, times: Times, spans: Iterable[Span]) -> dict[st
         if span.kind not in ("compute", "update"):
             busy[span.group][span.stream] += span.end - span.start
     return {group: {stream: time for stream, time in streams.items() if time} for group, streams in busy.items()}
-
-
-def covered_times(intervals: Mapping[str, list[tuple[float, float]]]) -> dict[str, float]:
-    """Length of the union of the intervals of each group."""
-    covered: dict[str, float] = {}
-    for group, pairs in intervals.items():
-        total, reached = 0.0, 0.0
-        for start, end in sorted(pairs):
-            if end > reached:
-                total += end - max(start, reached)
-                reached = end
-        covered[group] = total
-    return covered
 
 
 def compute_intervals(program: Program, times: Times) -> dict[str, list[tuple[float, float]]]:

@@ -93,7 +93,7 @@ class GroupReport:
     memory: GroupMemory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """One training step, simulated or measured.
 
@@ -129,3 +129,15 @@ class Report:
     def group(self, name: str) -> GroupReport:
         """The group of that name; KeyError if there is none."""
         return {group.name: group for group in self.groups}[name]
+
+    def __str__(self) -> str:
+        from piper_jax.visualization.summary import summary_text
+
+        return summary_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from piper_jax.visualization.summary import summary_html
+
+        return summary_html(self)

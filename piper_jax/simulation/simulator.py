@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Compute
 from piper_jax.planning.completion import complete
+from piper_jax.simulation.assembly import Findings, assemble
 from piper_jax.simulation.costs.base import CostModel
 from piper_jax.simulation.costs.measured import CostKey, MeasuredCosts
 from piper_jax.simulation.costs.roofline import RooflineCosts
@@ -20,9 +20,8 @@ from piper_jax.simulation.engine import Times, run_program
 from piper_jax.simulation.hardware import Hardware
 from piper_jax.simulation.memory import memory_of_groups
 from piper_jax.simulation.program import Program, program_of
-from piper_jax.simulation.recording import Recorder, busy_times, compute_intervals, covered_times
-from piper_jax.simulation.report import GroupReport, Report
-from piper_jax.simulation.topology import compute_groups
+from piper_jax.simulation.recording import Recorder, busy_times, compute_intervals
+from piper_jax.simulation.report import Report
 
 
 class Completable(Protocol):
@@ -61,7 +60,9 @@ def simulate(
     program = program_of(dag, linearize(dag))
     cost = model.bind(dag)
     times = run_program(program, [cost(node) for node in program.nodes], model.concurrency)
-    return _report(dag, program, times, model, title)
+    passes = {node.id.PASS or "" for node in program.nodes if isinstance(node, Compute)}
+    found = _findings(dag, program, times)
+    return assemble(dag, found, title=title, costs=model.describe(passes), time_unit=model.time_unit)
 
 
 def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardware: str | Hardware | None) -> CostModel:
@@ -83,30 +84,7 @@ def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardwar
             return MeasuredCosts(seconds=costs, fallback=roofline)
 
 
-def _report(dag: Dag, program: Program, times: Times, model: CostModel, title: str) -> Report:
-    recorder = Recorder(dag, program, times)
-    spans = recorder.spans()
-    makespan = max(times.slot_end, default=0.0)
-    groups = _group_reports(dag, program, times, makespan, busy_times(program, times, spans))
-    idle = sum(group.bubble * len(group.devices) for group in groups)
-    return Report(
-        title=title,
-        costs=model.describe({node.id.PASS or "" for node in program.nodes if isinstance(node, Compute)}),
-        time_unit=model.time_unit,
-        num_stages=len({op.PP for op in dag.ops.values() if op.PP is not None}),
-        num_microbatches=dag.num_microbatches,
-        makespan=makespan,
-        bubble=idle / max(1, sum(len(group.devices) for group in groups)),
-        groups=groups,
-        timeline=tuple(spans),
-        critical_path=tuple(recorder.critical_path()),
-        sources={op.name: "  ".join(filter(None, (op.path, op.source))) for op in dag.ops.values()},
-    )
-
-
-def _group_reports(
-    dag: Dag, program: Program, times: Times, makespan: float, busy: Mapping[str, Mapping[str, float]]
-) -> tuple[GroupReport, ...]:
+def _findings(dag: Dag, program: Program, times: Times) -> Findings:
     def interval(node_id: NodeId) -> tuple[float, float]:
         number = index[node_id]
         slot = program.node_slot[number]
@@ -114,20 +92,13 @@ def _group_reports(
         return (times.node_start[number] if single else times.slot_start[slot]), times.slot_end[slot]
 
     index = {node.id: number for number, node in enumerate(program.nodes)}
-    memory = memory_of_groups(dag, interval)
-    covered = covered_times(compute_intervals(program, times))
-    stages: dict[str, set[int]] = defaultdict(set)
-    for node in program.nodes:
-        if isinstance(node, Compute) and node.id.PP is not None:
-            stages[node.group or ""].add(node.id.PP)
-    return tuple(
-        GroupReport(
-            name=name,
-            devices=dag.groups[name].devices,
-            stages=tuple(sorted(stages[name])),
-            bubble=1.0 - covered.get(name, 0.0) / makespan if makespan else 0.0,
-            busy=busy.get(name, {}),
-            memory=memory[name],
-        )
-        for name in compute_groups(dag)
+    recorder = Recorder(dag, program, times)
+    spans = recorder.spans()
+    return Findings(
+        spans=spans,
+        makespan=max(times.slot_end, default=0.0),
+        intervals=compute_intervals(program, times),
+        busy=busy_times(program, times, spans),
+        memory=memory_of_groups(dag, interval),
+        critical_path=recorder.critical_path(),
     )

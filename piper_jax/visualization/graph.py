@@ -1,14 +1,18 @@
-"""The DAG, or the part of it that a filter selects, as a graph: time from left to right, a band for each group."""
+"""The DAG, or the part of it that a filter selects, as a graph: time from left to right, a band for each group.
+
+A transfer (a send and its receive) is drawn as one edge.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from piper_jax.errors import FilterError
 from piper_jax.ir.dag import Dag
@@ -25,7 +29,17 @@ if TYPE_CHECKING:
 
 MAX_NODES = 600
 MAX_LABELLED_EDGES = 60
-COLUMN, ROW = 1.55, 0.62  # inches between ranks and between rows
+COLUMN, ROW = 1.7, 0.78  # inches between ranks and between rows
+TRANSFER = "#c2603a"
+
+
+class Edge(NamedTuple):
+    """Values (none for an order edge) from one node to another, on one group or as a transfer to another."""
+
+    src: NodeId
+    dst: NodeId
+    values: tuple[str, ...]
+    is_transfer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +48,7 @@ class Layout:
 
     places: Mapping[NodeId, tuple[int, int]]
     bands: Mapping[str, tuple[int, int]]
-    edges: tuple[tuple[NodeId, NodeId, tuple[str, ...]], ...]
+    edges: tuple[Edge, ...]
 
 
 def save_graph(dag: Dag, path: Path, filter: Filter | None = None) -> None:
@@ -52,7 +66,7 @@ def save_graph(dag: Dag, path: Path, filter: Filter | None = None) -> None:
 
 
 def chosen_nodes(dag: Dag, filter: Filter | None) -> tuple[NodeId, ...]:
-    """The nodes that ``filter`` selects and the communication between them, in node order.
+    """The nodes that ``filter`` selects and the collectives between them, in node order.
 
     Raises:
       FilterError: more than 600 nodes, too many to read.
@@ -62,6 +76,7 @@ def chosen_nodes(dag: Dag, filter: Filter | None) -> tuple[NodeId, ...]:
     else:
         kept = set(select(dag, filter))
         kept |= _reached(dag, kept, forwards=True) & _reached(dag, kept, forwards=False)
+    kept = {node for node in kept if not isinstance(dag.nodes[node], Send | Recv)}
     if len(kept) > MAX_NODES:
         raise FilterError(
             f"a graph of {len(kept)} nodes cannot be read.", help="select fewer, such as select=where(MB=0)."
@@ -90,9 +105,8 @@ def layout_of(dag: Dag, filter: Filter | None = None) -> Layout:
     """Ranks nodes by the longest path that leads to them, and gives each group as many rows as it needs."""
     nodes = chosen_nodes(dag, filter)
     kept = set(nodes)
-    edges = [(e.src, e.dst, e.values) for e in dag.data if e.src in kept and e.dst in kept]
-    edges += [(e.src, e.dst, ()) for e in dag.order if e.src in kept and e.dst in kept]
-    ranks = _ranks(nodes, [(src, dst) for src, dst, _ in edges])
+    edges = [edge for edge in _edges(dag) if edge.src in kept and edge.dst in kept]
+    ranks = _ranks(nodes, edges)
     used: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     rows: dict[NodeId, int] = {}
     for node in nodes:
@@ -109,18 +123,34 @@ def layout_of(dag: Dag, filter: Filter | None = None) -> Layout:
     return Layout(places=places, bands=bands, edges=tuple(edges))
 
 
+def _edges(dag: Dag) -> list[Edge]:
+    """Data and order edges, with producer, send, receive, consumer joined to one edge."""
+    sender: dict[NodeId, NodeId] = {}
+    for edge in dag.data:
+        if isinstance(dag.nodes[edge.dst], Send):
+            sender[edge.dst] = edge.src
+    edges: list[Edge] = []
+    for edge in dag.data:
+        src, dst = dag.nodes[edge.src], dag.nodes[edge.dst]
+        if isinstance(src, Recv) and src.match in sender:
+            edges.append(Edge(sender[src.match], edge.dst, edge.values, is_transfer=True))
+        elif not isinstance(src, Send) and not isinstance(dst, Send):
+            edges.append(Edge(edge.src, edge.dst, edge.values))
+    return edges + [Edge(edge.src, edge.dst, ()) for edge in dag.order]
+
+
 def _band(node: Node) -> str:
     if node.group is not None:
         return node.group
     return "" if node.id.PP is None else f"stage {node.id.PP}"
 
 
-def _ranks(nodes: Iterable[NodeId], edges: Iterable[tuple[NodeId, NodeId]]) -> dict[NodeId, int]:
+def _ranks(nodes: Iterable[NodeId], edges: Iterable[Edge]) -> dict[NodeId, int]:
     after: dict[NodeId, list[NodeId]] = defaultdict(list)
     incoming = dict.fromkeys(nodes, 0)
-    for src, dst in edges:
-        after[src].append(dst)
-        incoming[dst] += 1
+    for edge in edges:
+        after[edge.src].append(edge.dst)
+        incoming[edge.dst] += 1
     ranks = dict.fromkeys(incoming, 0)
     ready = [node for node, count in incoming.items() if not count]
     for node in ready:
@@ -137,40 +167,52 @@ def graph_figure(dag: Dag, filter: Filter | None = None) -> Figure:
     layout = layout_of(dag, filter)
     num_columns = 1 + max((column for column, _ in layout.places.values()), default=0)
     num_rows = sum(count for _, count in layout.bands.values())
-    figure: Figure = figure_class()(figsize=(1.3 + COLUMN * num_columns, 0.7 + ROW * num_rows), facecolor="white")
+    figure: Figure = figure_class()(figsize=(1.0 + COLUMN * num_columns, 0.45 + ROW * num_rows), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
-    axes.set_xlim(-0.62 - 0.9 / COLUMN, num_columns - 0.35)
-    axes.set_ylim(num_rows - 0.4, -0.9)
+    axes.set_xlim(-0.5 - 0.9 / COLUMN, num_columns - 0.5 + 0.1 / COLUMN)
+    axes.set_ylim(num_rows - 0.5, -0.5 - 0.45 / ROW)
     title = f"{filter}" if filter is not None else "the whole plan"
-    axes.text(-0.6 - 0.9 / COLUMN, -0.72, f"{title}: {len(layout.places)} nodes", fontsize=9, color=MUTED)
+    axes.text(-0.5 - 0.8 / COLUMN, -0.5 - 0.16 / ROW, f"{title}: {len(layout.places)} nodes", fontsize=9, color=MUTED)
     for number, (band, (first, count)) in enumerate(layout.bands.items()):
         shade = "#f3f5f7" if number % 2 == 0 else "#ffffff"
         axes.axhspan(first - 0.5, first + count - 0.5, color=shade, linewidth=0, zorder=0)
         axes.text(
-            -0.6 - 0.85 / COLUMN, first + count / 2 - 0.5, band, fontsize=9, fontweight="bold", color=INK, va="center"
+            -0.5 - 0.8 / COLUMN, first + count / 2 - 0.5, band, fontsize=9, fontweight="bold", color=INK, va="center"
         )
     for edge in layout.edges:
-        _draw_edge(axes, layout, *edge)
+        _draw_edge(axes, layout, edge)
     for node, (column, row) in layout.places.items():
         _draw_node(axes, dag, dag.nodes[node], column, row)
     return figure
 
 
-def _draw_edge(axes: Axes, layout: Layout, src: NodeId, dst: NodeId, values: tuple[str, ...]) -> None:
+def _draw_edge(axes: Axes, layout: Layout, edge: Edge) -> None:
     from matplotlib.patches import FancyArrowPatch
 
-    (left, top), (right, bottom) = layout.places[src], layout.places[dst]
-    bend = 0.0 if top == bottom and right == left + 1 else (0.12 if top >= bottom else -0.12)
+    (left, top), (right, bottom) = layout.places[edge.src], layout.places[edge.dst]
+    wide, tall = (right - left - 0.72) * COLUMN, (top - bottom) * ROW
+    length = math.hypot(wide, tall) or 1.0
+    bend = 0.0 if top != bottom or right == left + 1 else 0.75 / length
     arrow = FancyArrowPatch(
-        (left + 0.36, top), (right - 0.36, bottom), arrowstyle="-|>", mutation_scale=8, color="#9aa5b1",
-        linewidth=0.9, linestyle="-" if values else (0, (3, 2)), connectionstyle=f"arc3,rad={bend}", zorder=1,
+        (left + 0.36, top), (right - 0.36, bottom), arrowstyle="-|>", mutation_scale=8, linewidth=1.0,
+        color=TRANSFER if edge.is_transfer else "#9aa5b1", linestyle="-" if edge.values else (0, (3, 2)),
+        connectionstyle=f"arc3,rad={bend}", shrinkA=0, shrinkB=0, zorder=1,
     )  # fmt: skip
     axes.add_patch(arrow)
-    if values and len(layout.edges) <= MAX_LABELLED_EDGES:
-        text = values[0] if len(values) == 1 else f"{values[0]} +{len(values) - 1}"
-        middle = (left + right) / 2, (top + bottom) / 2 - 0.06 + bend * (right - left) * 0.5
-        axes.text(*middle, text, fontsize=5.5, color=MUTED, ha="center", va="bottom", zorder=4)
+    if edge.values and len(layout.edges) <= MAX_LABELLED_EDGES:
+        x = (left + right) / 2 + bend * tall / 2 / COLUMN
+        y = (top + bottom) / 2 + bend * wide / 2 / ROW
+        paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+        text = _edge_label(edge.values)
+        axes.text(x, y, text, fontsize=6, color=MUTED, ha="center", va="center", bbox=paper, zorder=2)
+
+
+def _edge_label(values: tuple[str, ...]) -> str:
+    """The value, or only what it is where its name repeats the op or the bucket."""
+    word = values[0].partition(" ")[0]
+    first = word if word in ("residuals", "gradient", "parameters", "weight") else _shortened(values[0])
+    return first if len(values) == 1 else f"{first} +{len(values) - 1}"
 
 
 def _draw_node(axes: Axes, dag: Dag, node: Node, column: int, row: int) -> None:

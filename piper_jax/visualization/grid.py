@@ -16,8 +16,8 @@ DRAWN_COLUMNS = 120
 def grid_text(report: Report, *, max_columns: int | None = None) -> str:
     """The schedule as text: ``F0`` starts a task of microbatch 0, ``=`` continues it, ``.`` is idle.
 
-    Where groups hold several stages a task reads ``2F0``, the stage first; ``F1+B0`` is an overlap slot. Updates and
-    communication that take no time are not shown; what takes time on the compute stream is.
+    Where groups hold several stages a task reads ``2F0``, the stage first; ``F1+ B0 =`` is an overlap slot of two
+    tasks. Updates and communication that take no time are not shown; what takes time on the compute stream is.
 
         1f1b  stages=3 microbatches=4  F=1 B=2  makespan=18  bubble=0.333
         0 | F0 F1 F2 .  .  .  .  B0 =  F3 B1 =  .  B2 =  .  B3 =
@@ -80,8 +80,16 @@ def _cells(report: Report, spans: Sequence[Span], tick: float) -> list[list[str]
     rows: dict[str, list[str]] = {group.name: ["."] * num_columns for group in report.groups}
     for span in spans:
         first, last = round(span.start / tick), round(span.end / tick)
-        rows[span.group][first:last] = [span_label(span, several_stages=several_stages), *["="] * (last - first - 1)]
+        rows[span.group][first:last] = _span_cells(span_label(span, several_stages=several_stages), last - first)
     return list(rows.values())
+
+
+def _span_cells(label: str, size: int) -> list[str]:
+    """``F1+B0`` takes a cell for each of its tasks if it has as many."""
+    tasks = [task + "+" for task in label.split("+")]
+    tasks[-1] = tasks[-1][:-1]
+    cells = tasks if len(tasks) <= size else [label]
+    return [*cells, *["="] * (size - len(cells))]
 
 
 def _scaled_rows(report: Report, spans: Sequence[Span]) -> list[str]:

@@ -113,8 +113,9 @@ def _draw_boxes(axes: Axes, report: Report, scene: Scene, tops: list[float], poi
             labelled.append((box, top + height / 2, height))
     for (color, shade), corners in polygons.items():
         face = shaded(COLORS[color], shade)
-        edge = (0.6 if len(scene.boxes) < 3000 else 0.15) if color in TASK_COLORS else 0.0
-        axes.add_collection(PolyCollection(corners, facecolors=face, edgecolors="white", linewidths=edge, zorder=2))
+        outline = "white" if color in TASK_COLORS else face
+        edge = (0.6 if len(scene.boxes) < 3000 else 0.15) if color in TASK_COLORS else 0.4
+        axes.add_collection(PolyCollection(corners, facecolors=face, edgecolors=outline, linewidths=edge, zorder=2))
     for box, middle, height in labelled if len(labelled) <= MAX_LABELS else ():
         _draw_label(axes, box, middle, height, (box.end - box.start) * unit)
 
@@ -122,7 +123,7 @@ def _draw_boxes(axes: Axes, report: Report, scene: Scene, tops: list[float], poi
 def _draw_label(axes: Axes, box: Box, middle: float, height: float, width: float) -> None:
     size = 7.5 if height > 0.6 else 6
     digits = box.label.lstrip("0123456789").lstrip("FBIWU")
-    text = next((text for text in (box.label, digits) if len(text) * size * 0.62 < width), "")
+    text = next((text for text in (box.label, digits) if len(text) * size * 0.7 < width), "")
     light = box.shade > 0 or box.color == "BW"
     axes.text((box.start + box.end) / 2, middle, text, ha="center", va="center_baseline", fontsize=size,
               color=INK if light else "white", zorder=3, clip_on=True)  # fmt: skip

@@ -14,7 +14,7 @@ from piper_jax.visualization.labels import has_several_stages, span_label, task_
 COLORS = {
     "F": "#3f74c1",
     "B": "#33a08c",
-    "BI": "#33a08c",
+    "BI": "#7a9f3d",
     "BW": "#e8b54a",
     "U": "#8466b3",
     "send": "#8d99a6",

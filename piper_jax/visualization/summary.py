@@ -1,0 +1,68 @@
+"""A report as a small table: what ``print(report)`` shows, and its form for notebooks."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+
+from piper_jax.errors import ConfigError
+from piper_jax.simulation.report import MEMORY_KINDS, GroupReport, Report
+from piper_jax.visualization.grid import grid_text, heading_text
+from piper_jax.visualization.labels import bytes_text, time_text
+from piper_jax.visualization.picture import png_bytes
+
+MAX_ROWS = 24
+NOTEBOOK_COLUMNS = 200
+
+
+def summary_text(report: Report) -> str:
+    """The heading, and a row for each group: devices, bubble, busy time by stream, peak memory by kind."""
+    header, *rows = _table(report)
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    shown = lines if len(rows) <= MAX_ROWS else [*lines[: 1 + MAX_ROWS], f"... {len(rows) - MAX_ROWS} more groups"]
+    return "\n".join([heading_text(report), *shown])
+
+
+def summary_html(report: Report) -> str:
+    """The table and the timeline for notebooks; the text grid where matplotlib is not installed."""
+    header, *rows = _table(report)
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[:MAX_ROWS])
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    try:
+        image = base64.b64encode(png_bytes(report)).decode()
+    except ConfigError:
+        return f"<pre>{escape(grid_text(report, max_columns=NOTEBOOK_COLUMNS))}</pre>{table}"
+    return f'<img alt="{escape(heading_text(report))}" src="data:image/png;base64,{image}" width="100%">{table}'
+
+
+def _table(report: Report) -> list[list[str]]:
+    streams = list(dict.fromkeys(stream for group in report.groups for stream in group.busy))
+    peaks = [group.memory.peak for group in report.groups]
+    kinds = [kind for kind in MEMORY_KINDS if any(getattr(peak, kind) for peak in peaks)]
+    memory = ["peak", "at", *kinds] if kinds else []
+    header = ["group", "devices", "stages", "bubble", *(f"{stream} busy" for stream in streams), *memory]
+    return [header, *(_row(report, group, streams, kinds) for group in report.groups)]
+
+
+def _row(report: Report, group: GroupReport, streams: list[str], kinds: list[str]) -> list[str]:
+    peak = group.memory.peak
+    memory = [bytes_text(peak.total_bytes), time_text(peak.time, report.time_unit)] if kinds else []
+    return [
+        group.name,
+        _ranges(group.devices),
+        ",".join(map(str, group.stages)),
+        f"{group.bubble:.3f}",
+        *(time_text(group.busy.get(stream, 0.0), report.time_unit) for stream in streams),
+        *memory,
+        *(bytes_text(getattr(peak, kind)) for kind in kinds),
+    ]
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """``0-3``, or the number of devices where they are not consecutive."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    consecutive = numbers and numbers == tuple(range(numbers[0], numbers[0] + len(numbers)))
+    return f"{numbers[0]}-{numbers[-1]}" if consecutive else f"{len(numbers)} devices"
