@@ -56,9 +56,8 @@ def main() -> None:
     plan = planned(STAGES, -(-num_nodes // (STAGES * NODES_PER_STAGE_AND_MICROBATCH)) + 4, seconds)
     for name, spent in seconds.items():
         print(f"{name:32} {spent:6.2f} s")
-    print(
-        f"{len(plan.complete().nodes):,} nodes, {len(plan.complete().data):,} edges: {sum(seconds.values()):.2f} s in all"
-    )
+    dag = plan.complete()
+    print(f"{len(dag.nodes):,} nodes, {len(dag.data):,} edges: {sum(seconds.values()):.2f} s in all")
     with tempfile.TemporaryDirectory() as folder:
         plan.save(Path(folder) / "plan.json")
         start = time.perf_counter()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.contraction import Contraction
-from piper_jax.ir.dag import Dag
+from piper_jax.ir.dag import Dag, Slot
+from piper_jax.ir.device_groups import members_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.topology import in_order
 
@@ -52,30 +54,56 @@ def _back(came_from: dict[int, int], vertex: int, start: int) -> Iterable[int]:
     yield start
 
 
-def cycle_steps(dag: Dag, contraction: Contraction, cycle: Sequence[int]) -> list[tuple[str, NodeId, NodeId]]:
-    """The edges along a cycle: each its kind (``data`` or ``order``), its source and its destination."""
+class Step(NamedTuple):
+    """One step along a printed cycle: ``dst`` waits for ``src``, or both happen together.
+
+    ``kind``: ``data`` or ``order`` for an edge, ``with`` for members of one slot, ``meets`` for ends of one transfer.
+    """
+
+    kind: str
+    src: NodeId
+    dst: NodeId
+
+
+def cycle_steps(dag: Dag, contraction: Contraction, cycle: Sequence[int]) -> list[Step]:
+    """The steps along a cycle of vertices, from node to node and back to the first."""
     wanted = dict(zip(cycle, (*cycle[1:], cycle[0]), strict=True))
-    found: dict[int, tuple[str, NodeId, NodeId]] = {}
+    found: dict[int, Step] = {}
     for kind, edges in (("data", dag.data), ("order", dag.order)):
         for edge in edges:
             before, after = contraction.vertex_of[edge.src], contraction.vertex_of[edge.dst]
             if wanted.get(before) == after and before != after:
-                found.setdefault(before, (kind, edge.src, edge.dst))
+                found.setdefault(before, Step(kind, edge.src, edge.dst))
     for before, after in wanted.items():
-        src, dst = contraction.vertices[before][0].nodes[0], contraction.vertices[after][0].nodes[0]
-        found.setdefault(before, ("order", src, dst))
-    return [found[vertex] for vertex in cycle]
+        found.setdefault(before, _chained(dag, contraction.vertices[before], contraction.vertices[after]))
+    edges = [found[vertex] for vertex in cycle]
+    slot_of = {node: slot for vertex in cycle for slot in contraction.vertices[vertex] for node in slot.nodes}
+    steps: list[Step] = []
+    for edge, following in zip(edges, (*edges[1:], edges[0]), strict=True):
+        steps.append(edge)
+        if edge.dst != following.src:
+            kind = "with" if slot_of[edge.dst] is slot_of[following.src] else "meets"
+            steps.append(Step(kind, edge.dst, following.src))
+    return steps
 
 
-def cycle_lines(steps: Sequence[tuple[str, NodeId, NodeId]], this_directive: int | None = None) -> list[str]:
+def _chained(dag: Dag, before: Sequence[Slot], after: Sequence[Slot]) -> Step:
+    """The step between two slots that follow each other on a group."""
+    pairs = [
+        Step("order", one.nodes[-1], other.nodes[0])
+        for one in before
+        for other in after
+        if set(members_of(one.group, dag.groups)).intersection(members_of(other.group, dag.groups))
+    ]
+    return pairs[0]
+
+
+def cycle_lines(steps: Sequence[Step], this_directive: int | None = None) -> list[str]:
     """A printed cycle, at most ten lines; ``this_directive`` marks the step that a directive has just added."""
-    lines = [str(steps[0][1])]
-    for i, (kind, src, dst) in enumerate(steps):
-        previous = steps[i - 1][2] if i else steps[0][1]
-        inside = f" (in one slot with {_short(previous)})" if src != previous else ""
+    lines = [str(steps[0].src)]
+    for i, step in enumerate(steps):
         mark, note = ("> ", "  (this directive)") if i == this_directive else ("  ", "")
-        via = f"{_short(src)} -> " if src != previous else ""
-        lines.append(f"{mark}-> {kind:5} {via}{dst}{inside}{note}")
+        lines.append(f"{mark}-> {step.kind:5} {step.dst}{note}")
     if len(lines) > MAX_STEPS + 1:
         keep = MAX_STEPS // 2
         lines = [*lines[:keep], f"  ... {len(lines) - MAX_STEPS} more steps", *lines[-(MAX_STEPS - keep) :]]
@@ -111,8 +139,8 @@ def cycle_error(dag: Dag, contraction: Contraction) -> PlanError:
     cycle = shortest_cycle(contraction)
     steps = cycle_steps(dag, contraction, cycle)
     return PlanError(
-        f"this plan would deadlock: {_short(steps[0][1])} waits for itself.",
+        f"this plan would deadlock: {_short(steps[0].src)} waits for itself.",
         detail=cycle_lines(steps),
         help="change the order of one of the slots on this cycle.",
-        cycle=tuple(step[1] for step in steps),
+        cycle=tuple(step.src for step in steps),
     )

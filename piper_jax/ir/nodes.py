@@ -96,6 +96,8 @@ class Op:
       has_backward: False where nothing trainable is upstream.  splittable: BI and BW can be separate.
       remat: name of a ``jax.checkpoint`` policy, or None to save all residuals.
       shard_axis: mesh axis over which the region's experts are sharded, or None.
+      replica_means: all_reduces over the replicas inside each forward and each backward (``mean_over_replicas``); they
+        are no nodes of their own, since they would cut the operation in two.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Op:
     remat: str | None = None
     shard_axis: str | None = None
     shard_stream: str = "compute"
+    replica_means: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,10 +64,11 @@ def _reads(dag: Dag, node: NodeId, bucket: str) -> bool:
 
 def _gathers(dag: Dag, o: Ownership, orders: Mapping[str, Sequence[Slot]]) -> list[Gather]:
     stream = o.replication.gather_stream
-    if len(o.owners) > 1:
+    first_owner, *others = o.owners
+    if others:
         users = [n for owner in o.owners for slot in orders[owner] for n in slot.nodes if _reads(dag, n, o.bucket)]
         return [Gather(node=collective("all_gather", "parameters", (o,), stream, "F"), users=tuple(users), joins=None)]
-    order, distance = orders[o.owners[0]], o.replication.gather_distance
+    order, distance = orders[first_owner], o.replication.gather_distance
     runs: list[list[int]] = []
     for i, slot in enumerate(order):
         if any(_reads(dag, node, o.bucket) for node in slot.nodes):

@@ -13,6 +13,7 @@ from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import ForwardMap
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import DeviceGroup
+from piper_jax.ir.rules import check
 from piper_jax.ir.selection import is_split
 from piper_jax.planning.completion import complete
 from piper_jax.planning.history import Applied, earlier, user_line
@@ -129,7 +130,7 @@ class Plan:
         """Holds the completed plan against every rule of the checker.
 
         Args:
-          memory_limit: bytes that each device may hold, or None for any.
+          memory_limit: bytes that each device may hold by the simulator's count, or None for any.
 
         Returns:
           This plan, so that calls chain.
@@ -137,9 +138,12 @@ class Plan:
         Raises:
           PlanError: a rule is broken; the message names it.
         """
-        from piper_jax.ir.rules import check
+        peak_bytes: Mapping[str, int] = {}
+        if memory_limit is not None:
+            from piper_jax.simulation import simulate
 
-        check(self.complete(), memory_limit=memory_limit)
+            peak_bytes = {group.name: group.memory.peak_bytes for group in simulate(self).groups}
+        check(self.complete(), memory_limit=memory_limit, peak_bytes=peak_bytes)
         return self
 
     # -- in and out -------------------------------------------------------------------------------------------------

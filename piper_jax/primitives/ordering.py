@@ -93,14 +93,14 @@ def _require_acyclic(dag: Dag, first_new: int) -> None:
         return
     steps = cycle_steps(dag, contraction, shortest_cycle(contraction))
     new = {node for slot in dag.slots[first_new:] for node in slot.nodes}
-    orders = [i for i, (kind, _, dst) in enumerate(steps) if kind == "order" and dst in new]
+    orders = [i for i, step in enumerate(steps) if step.kind == "order" and step.dst in new]
     added = orders[-1] if orders else None
     steps = steps if added is None else [*steps[added + 1 :], *steps[: added + 1]]
-    _, src, dst = steps[-1]
+    src, dst = steps[-1].src, steps[-1].dst
     fault = f"{src} before {dst} closes a cycle." if added is not None else f"the slot of {src} waits for itself."
     raise DirectiveError(
         fault,
         detail=cycle_lines(steps, this_directive=len(steps) - 1),
         help=f"list {dst} first." if added is not None else "let no member of a slot wait for another slot in between.",
-        cycle=tuple(step[1] for step in steps),
+        cycle=tuple(step.src for step in steps),
     )
