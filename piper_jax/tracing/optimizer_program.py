@@ -2,8 +2,8 @@
 
 A value belongs to a bucket (it derives from that bucket's gradients, parameters or moments alone), to none (step
 counts, schedules: every group computes it), or it mixes buckets (a global norm). What a mixing equation reads is
-exchanged between groups after a round; then every group computes the mixed values for itself, with the very equations of
-the optimizer.
+exchanged between groups after a round; then every group computes the mixed values for itself, with the very equations
+of the optimizer.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Bucket, Compute, DataEdge, Op, OrderEdge, Update, Value
 from piper_jax.planning import Plan
 from piper_jax.tracing.chunk import Chunk, chunks
-from piper_jax.tracing.costs import total_flops
 from piper_jax.tracing.flat import FlatEqn
 from piper_jax.tracing.loss_program import LossProgram, batch_layout, trace_loss
 from piper_jax.tracing.model_state import ModelState, model_state, nbytes
+from piper_jax.tracing.naming import bucket_leaves, unit_names
 from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
-from piper_jax.tracing.passes import passes
 from piper_jax.tracing.regions import assign_units
 from piper_jax.tracing.source import Source, fingerprint, matched
+from piper_jax.tracing.unit_costs import signature, unit_costs
 
 
 def trace(
@@ -93,27 +93,25 @@ class _Assembly:
     forward_only: bool
 
     def plan(self) -> Plan:
-        names = _unit_names(self.state, self.parts, [self._unit_eqns(u) for u in range(len(self.parts))])
+        names = unit_names(self.state, self.parts, [self._unit_eqns(u) for u in range(len(self.parts))])
         readers = self._readers(names)
-        bucket_leaves = _bucket_leaves(self.state, readers)
-        bucket_names = tuple(
-            b for b, leaves in bucket_leaves.items() if self.state.leaves[leaves[0]].kind == "trainable"
-        )
-        update = self._optimizer(bucket_leaves, bucket_names)
+        leaves_of = bucket_leaves(self.state, readers)
+        bucket_names = tuple(b for b, leaves in leaves_of.items() if self.state.leaves[leaves[0]].kind == "trainable")
+        update = self._optimizer(leaves_of, bucket_names)
         value_names = self._value_names()
-        ops = self._ops(names, bucket_leaves)
+        ops = self._ops(names, leaves_of)
         dag = Dag(
             nodes=self._nodes(ops, bucket_names if update else ()),
-            data=tuple(self._edges(names, bucket_leaves, value_names, update is not None)),
-            order=tuple(self._update_order(ops, bucket_names, bucket_leaves) if update else ()),
+            data=tuple(self._edges(names, leaves_of, value_names, update is not None)),
+            order=tuple(self._update_order(ops, bucket_names, leaves_of) if update else ()),
             ops=ops,
-            values=self._values(names, bucket_leaves, value_names, ops),
-            buckets=self._buckets(bucket_leaves, bucket_names, update),
+            values=self._values(names, leaves_of, value_names, ops),
+            buckets=self._buckets(leaves_of, bucket_names, update),
             couplings=_couplings(update, bucket_names) if update else (),
         )
         source = Source(
             loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
-            bucket_leaves=bucket_leaves, values={name: v for v, name in value_names.items()}, optimizer=update,
+            bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
             bucket_names=bucket_names, fingerprint=fingerprint(self.program.flat, self.state),
             forward_only=self.forward_only,
         )  # fmt: skip
@@ -148,23 +146,21 @@ class _Assembly:
         return names
 
     def _ops(self, names: Sequence[str], bucket_leaves: Mapping[str, tuple[int, ...]]) -> dict[str, Op]:
-        costs: dict[Any, tuple[int, int, int, int]] = {}
+        costs: dict[Any, dict[str, Any]] = {}
         ops = {}
         read = {leaf for part in self.parts for leaf in part.state}
         for unit, (name, part) in enumerate(zip(names, self.parts, strict=True)):
-            signature = _signature(self.program, part)
-            if signature not in costs:
-                costs[signature] = _costs(self.program, part)
-            forward, backward_input, backward_weight, residual_bytes = costs[signature]
+            alike = signature(self.program, part)
+            if alike not in costs:
+                costs[alike] = unit_costs(self.program, part)
             own = self._unit_eqns(unit)
             reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & set(part.state)]
             unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
             ops[name] = Op(
                 name=name, units=(unit,), PP=unit, path=name, source=_first_line(own),
-                flops_forward=forward, flops_backward_input=backward_input, flops_backward_weight=backward_weight,
-                residual_bytes=residual_bytes, reads=(*reads, *unread),
+                reads=(*reads, *unread),
                 batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
-                has_backward=part.has_backward and not self.forward_only,
+                has_backward=part.has_backward and not self.forward_only, **costs[alike],
             )  # fmt: skip
         return ops
 
@@ -268,75 +264,6 @@ def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return dict(sorted(found.items()))
-
-
-def _bucket_leaves(state: ModelState, readers: Sequence[tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
-    """Leaves with the same kind and the same readers share a bucket, named by its reader or by the leaf it is."""
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for index, (leaf, names) in enumerate(zip(state.leaves, readers, strict=True)):
-        found.setdefault((leaf.kind, names), []).append(index)
-    buckets: dict[str, tuple[int, ...]] = {}
-    for (kind, names), leaves in found.items():
-        name = names[0] if len(names) == 1 else state.leaves[leaves[0]].path
-        name = name if kind == "trainable" else f"{kind} {name}"
-        buckets[_unique(name, buckets)] = tuple(leaves)
-    return buckets
-
-
-def _unique(name: str, taken: Mapping[str, Any] | set[str]) -> str:
-    if name not in taken:
-        return name
-    return next(f"{name}#{k}" for k in range(2, len(taken) + 3) if f"{name}#{k}" not in taken)
-
-
-def _unit_names(state: ModelState, parts: Sequence[Chunk], eqns: Sequence[Sequence[FlatEqn]]) -> list[str]:
-    """Module paths of the leaves that a unit alone reads, or of its scopes, or its number."""
-    count: dict[int, int] = {}
-    for part in parts:
-        for leaf in part.state:
-            count[leaf] = count.get(leaf, 0) + 1
-    names: list[str] = []
-    for unit, part in enumerate(parts):
-        own = [leaf for leaf in part.state if count[leaf] == 1] or list(part.state)
-        roots = list(dict.fromkeys(_module_root(state.leaves[leaf].path) for leaf in own))
-        if not roots:
-            roots = list(dict.fromkeys(e.path.split(".")[0] for e in eqns[unit] if e.path))
-        label = "+".join(roots[:2]) + ("+..." if len(roots) > 2 else "") if roots else f"unit{unit}"
-        names.append(_unique(label, set(names)))
-    return names
-
-
-def _module_root(path: str) -> str:
-    parts = [p for p in path.split(".") if p != "params"]
-    keep = 2 if len(parts) > 1 and parts[1].isdigit() else 1
-    return ".".join(parts[:keep])
-
-
-def _signature(program: LossProgram, part: Chunk) -> Any:
-    """Equal for units of the same equations on the same shapes (used for cost estimates only)."""
-    local: dict[int, int] = {}
-    eqns = []
-    for i in part.eqns:
-        eqn = program.flat.eqns[i]
-        reads = tuple(local.setdefault(a, len(local)) for a in eqn.reads())
-        outs = tuple((local.setdefault(o, len(local)), str(program.flat.avals[o])) for o in eqn.outputs)
-        eqns.append((eqn.name, reads, outs))
-    tail = (len(part.diff_state), len(part.diff_externals), len(part.diff_exports), len(part.terms))
-    return tuple(eqns), tuple(str(program.flat.avals[v]) for v in part.externals), tail
-
-
-def _costs(program: LossProgram, part: Chunk) -> tuple[int, int, int, int]:
-    """FLOPs of F, BI and BW, and bytes of residuals, for the whole batch."""
-    built = passes(program, part)
-    forward = total_flops(built.evaluate.eqns)
-    if built.backward is None:
-        return forward, 0, 0, 0
-    back = built.backward
-    for_inputs = set(back.needed(back.outputs[: len(part.diff_externals)]))
-    backward_input = total_flops(back.eqns[i] for i in for_inputs)
-    residuals = built.forward.outputs[len(built.forward.outputs) - built.num_residuals :]
-    size = sum(nbytes(built.forward.avals[v]) for v in residuals if isinstance(v, int))
-    return forward, backward_input, total_flops(back.eqns) - backward_input, size
 
 
 def _couplings(update: OptimizerProgram, bucket_names: Sequence[str]) -> tuple[Coupling, ...]:

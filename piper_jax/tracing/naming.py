@@ -1,0 +1,52 @@
+"""Names of units and state buckets, from module paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from piper_jax.tracing.chunk import Chunk
+from piper_jax.tracing.flat import FlatEqn
+from piper_jax.tracing.model_state import ModelState
+
+
+def bucket_leaves(state: ModelState, readers: Sequence[tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
+    """Leaves with the same kind and the same readers share a bucket, named by its reader or by the leaf it is."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for index, (leaf, names) in enumerate(zip(state.leaves, readers, strict=True)):
+        found.setdefault((leaf.kind, names), []).append(index)
+    buckets: dict[str, tuple[int, ...]] = {}
+    for (kind, names), leaves in found.items():
+        name = names[0] if len(names) == 1 else state.leaves[leaves[0]].path
+        name = name if kind == "trainable" else f"{kind} {name}"
+        buckets[_unique(name, buckets)] = tuple(leaves)
+    return buckets
+
+
+def _unique(name: str, taken: Mapping[str, Any] | set[str]) -> str:
+    if name not in taken:
+        return name
+    return next(f"{name}#{k}" for k in range(2, len(taken) + 3) if f"{name}#{k}" not in taken)
+
+
+def unit_names(state: ModelState, parts: Sequence[Chunk], eqns: Sequence[Sequence[FlatEqn]]) -> list[str]:
+    """Module paths of the leaves that a unit alone reads, or of its scopes, or its number."""
+    count: dict[int, int] = {}
+    for part in parts:
+        for leaf in part.state:
+            count[leaf] = count.get(leaf, 0) + 1
+    names: list[str] = []
+    for unit, part in enumerate(parts):
+        own = [leaf for leaf in part.state if count[leaf] == 1] or list(part.state)
+        roots = list(dict.fromkeys(_module_root(state.leaves[leaf].path) for leaf in own))
+        if not roots:
+            roots = list(dict.fromkeys(e.path.split(".")[0] for e in eqns[unit] if e.path))
+        label = "+".join(roots[:2]) + ("+..." if len(roots) > 2 else "") if roots else f"unit{unit}"
+        names.append(_unique(label, set(names)))
+    return names
+
+
+def _module_root(path: str) -> str:
+    parts = [p for p in path.split(".") if p != "params"]
+    keep = 2 if len(parts) > 1 and parts[1].isdigit() else 1
+    return ".".join(parts[:keep])
