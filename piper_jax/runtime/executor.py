@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from piper_jax.lowering.instruction import Instruction, last_uses
@@ -31,7 +32,7 @@ class Executor:
     def _numbers(self, keys: Sequence[Key]) -> tuple[int, ...]:
         return tuple(self.index[k] for k in keys)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Key, ...]:
         """Keys that must be given: read before any instruction writes them."""
         written: set[Key] = set()
@@ -41,7 +42,7 @@ class Executor:
             written.update(instruction.writes)
         return tuple(needed)
 
-    def run(self, given: Mapping[Key, Any]) -> list[Any]:
+    def run(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
         """Dispatches all instructions.
 
         Args:
@@ -60,4 +61,4 @@ class Executor:
                 registers[i] = result
             for i in dead:
                 registers[i] = None
-        return [registers[i] for i in self._numbers(self.wanted)]
+        return {key: registers[self.index[key]] for key in self.wanted}

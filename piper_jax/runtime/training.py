@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from piper_jax.errors import PlanError, RuntimeFault
-from piper_jax.lowering.context import Context, context
+from piper_jax.lowering.context import context
 from piper_jax.lowering.executable import Lowering, lower
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.programs import Compiler
-from piper_jax.lowering.slots import local_spec
 from piper_jax.planning import Plan, Strategy, Unbound
-from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
-from piper_jax.runtime.metrics import MetricGather, metric_gather
+from piper_jax.runtime.ready import Ready, accumulator_keys, first_gradients, prepare, zeros
 from piper_jax.runtime.state import StateLayout, TrainState, state_layout
 from piper_jax.tracing.source import Source
 from piper_jax.tracing.trace import trace
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ready:
-    """One batch size, compiled."""
-
-    context: Context
-    executor: Executor
-    gather: MetricGather
 
 
 @dataclass(kw_only=True)
@@ -52,7 +39,7 @@ class Train:
     _base: Train | None = None
     _layout: StateLayout | None = None
     _lowered: dict[tuple[int, bool], tuple[Lowering, list[Instruction]]] = field(default_factory=dict)
-    _ready: dict[tuple[str, int], _Ready] = field(default_factory=dict)
+    _ready: dict[tuple[str, int], Ready] = field(default_factory=dict)
     _other: dict[Any, Train] = field(default_factory=dict)
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
 
@@ -94,7 +81,7 @@ class Train:
     def gradients(self, state: TrainState, batch: Any) -> Any:
         """The gradients of one step in the layout of the trainable parameters, on the first device; changes nothing."""
         ready, results = self._run("gradients", state, batch)
-        gradients = [results[k] for k in _first_gradients(ready.context)]
+        gradients = [results[k] for k in first_gradients(ready.context)]
         sharding = jax.sharding.SingleDeviceSharding(self.devices[0])
         return self._source.state.trainable_tree(jax.device_put(gradients, sharding))
 
@@ -145,7 +132,7 @@ class Train:
         assert self._layout is not None
         return self._layout
 
-    def _compiled(self, mode: str, size: int) -> _Ready:
+    def _compiled(self, mode: str, size: int) -> Ready:
         """The executable of a mode (step, gradients or evaluate) for batches of ``size`` rows."""
         if (mode, size) not in self._ready:
             lowering, instructions = self._lower(size, training=mode != "evaluate")
@@ -153,13 +140,13 @@ class Train:
                 kept = [i for i in instructions if i.role not in ("update", "exchange")]
                 instructions = [*kept, *lowering.reductions()]
             found = lowering.context
-            gather = metric_gather(found, [k for i in instructions for k in i.writes], self.devices[0])
+            state_keys = self._layout.keys if self._layout else ()
             wanted = {
-                "step": (*(self._layout.keys if self._layout else ()), *_accumulators(found), *gather.keys),
-                "gradients": (*_accumulators(found), *_first_gradients(found)),
-                "evaluate": gather.keys,
+                "step": (*state_keys, *accumulator_keys(found)),
+                "gradients": (*accumulator_keys(found), *first_gradients(found)),
+                "evaluate": (),
             }[mode]
-            self._ready[mode, size] = _Ready(context=found, executor=Executor(instructions, wanted), gather=gather)
+            self._ready[mode, size] = prepare(found, instructions, wanted, self.devices[0])
         return self._ready[mode, size]
 
     def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:
@@ -171,22 +158,20 @@ class Train:
                 self._layout = self._layout or state_layout(found, lowering.builder.updates)
         return self._lowered[size, training]
 
-    def _run(self, mode: str, state: TrainState, batch: Any) -> tuple[_Ready, dict[Key, Any]]:
+    def _run(self, mode: str, state: TrainState, batch: Any) -> tuple[Ready, dict[Key, Any]]:
         """Runs one mode on a batch; returns the kept registers."""
         values = self._source.batch.values(batch)
         ready = self._compiled(mode, self._batch_size(values))
-        given = self._registers(ready, state)
-        given.update(self._constants(ready))
-        given.update(self._placed(ready, values))
+        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
         if mode == "evaluate":
-            return ready, dict(zip(ready.executor.wanted, ready.executor.run(given), strict=True))
-        given.update(self._accumulators or _zeros(ready.context))
+            return ready, ready.executor.run(given)
+        given.update(self._accumulators or zeros(ready.context))
         self._accumulators = {}
-        results = dict(zip(ready.executor.wanted, ready.executor.run(given), strict=True))
-        self._accumulators = {k: results[k] for k in _accumulators(ready.context)}
+        results = ready.executor.run(given)
+        self._accumulators = {k: results[k] for k in accumulator_keys(ready.context)}
         return ready, results
 
-    def _registers(self, ready: _Ready, state: TrainState) -> dict[Key, Any]:
+    def _registers(self, ready: Ready, state: TrainState) -> dict[Key, Any]:
         """The state's arrays; what another plan placed elsewhere is copied to where this one reads it."""
         given = dict((self._base or self)._state_layout.registers(state))
         if self._base is not None:
@@ -210,20 +195,6 @@ class Train:
                 )
         return size
 
-    def _placed(self, ready: _Ready, values: Sequence[Any]) -> dict[Key, Any]:
-        """Batch leaves as ``[microbatches, replicas, rows, ...]`` on every group that reads them."""
-        found = ready.context
-        keys = [k for k in ready.executor.inputs if k.kind in ("batch", "shared")]
-        shape = (found.num_microbatches, found.replicas, found.batch_size // found.num_slices)
-        split = [v.reshape(*shape, *np.shape(v)[1:]) if np.ndim(v) else v for v in map(_array, values)]
-        targets = [found.meshes[k.group].shardings[k.layout] for k in keys]
-        return dict(zip(keys, jax.device_put([split[k.item] for k in keys], targets), strict=True))
-
-    def _constants(self, ready: _Ready) -> dict[Key, Any]:
-        keys = [k for k in ready.executor.inputs if k.kind == "microbatch"]
-        targets = [ready.context.meshes[k.group].shardings[k.layout] for k in keys]
-        return dict(zip(keys, jax.device_put([np.int32(k.mb) for k in keys], targets), strict=True))
-
     def _following(self, fn: Callable[..., Any], batch: Any, *, forward_only: bool) -> Train:
         key = (fn, forward_only)
         if key not in self._other:
@@ -233,34 +204,6 @@ class Train:
             plan = follow(self.plan, trace(fn, source.state.build(values), batch, forward_only=forward_only))
             self._other[key] = Train(plan=plan, devices=self.devices, compiler=self.compiler, _base=self._base or self)
         return self._other[key]
-
-
-def _accumulators(found: Context) -> tuple[Key, ...]:
-    """Gradient accumulators: zero between steps, kept by the Train object and not by the state."""
-    pairs = ((g, leaf) for g, leaves in found.group_leaves.items() for leaf in leaves)
-    return tuple(Key("accumulator", g, leaf) for g, leaf in pairs if leaf in found.trainable_index)
-
-
-def _first_gradients(found: Context) -> tuple[Key, ...]:
-    """The gradient of each trainable leaf, on the first group that owns it."""
-    owner = {leaf: g for g, leaves in reversed(found.group_leaves.items()) for leaf in leaves}
-    return tuple(Key("gradient", owner[leaf], leaf) for leaf in found.source.state.trainable)
-
-
-def _zeros(found: Context) -> dict[Key, Any]:
-    made: dict[Key, Any] = {}
-    for key in _accumulators(found):
-        local = local_spec(found, key)
-        zeros = jax.jit(
-            partial(jnp.zeros, (found.replicas, *local.shape), local.dtype),
-            out_shardings=found.meshes[key.group].shardings["stacked"],
-        )
-        made[key] = zeros()
-    return made
-
-
-def _array(value: Any) -> Any:
-    return value if isinstance(value, jax.Array) else np.asarray(value)
 
 
 def compile(plan: Plan, devices: Sequence[Any] | None = None) -> Train:

@@ -1,0 +1,93 @@
+"""One batch size, compiled: the executor with everything that a call needs besides state and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.instruction import Instruction
+from piper_jax.lowering.keys import Key
+from piper_jax.lowering.slots import local_spec
+from piper_jax.runtime.executor import Executor
+from piper_jax.runtime.metrics import MetricGather, metric_gather
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """An executor for batches of one size.
+
+    Attributes:
+      batch_keys: where leaves of the batch are read.
+      constants: microbatch numbers, on every group that reads them.
+    """
+
+    context: Context
+    executor: Executor
+    gather: MetricGather
+    batch_keys: tuple[Key, ...]
+    constants: dict[Key, jax.Array]
+
+    def placed(self, values: Sequence[Any]) -> dict[Key, jax.Array]:
+        """Batch leaves ``[batch, ...]`` as ``[microbatches, replicas, rows, ...]`` on the groups that read them."""
+        found = self.context
+        shape = (found.num_microbatches, found.replicas, found.batch_size // found.num_slices)
+        split = [v.reshape(*shape, *v.shape[1:]) if v.ndim else v for v in map(_array, values)]
+        arrays = jax.device_put([split[k.item] for k in self.batch_keys], _targets(found, self.batch_keys))
+        return dict(zip(self.batch_keys, arrays, strict=True))
+
+
+def prepare(context: Context, instructions: Sequence[Instruction], wanted: Sequence[Key], device: Any) -> Ready:
+    """Numbers the registers and places the constants.
+
+    Args:
+      wanted: registers to keep, besides those of metrics.
+      device: where metrics are gathered.
+    """
+    gather = metric_gather(context, [k for i in instructions for k in i.writes], device)
+    executor = Executor(instructions, (*wanted, *gather.keys))
+    numbers = tuple(k for k in executor.inputs if k.kind == "microbatch")
+    constants = jax.device_put([np.int32(k.mb or 0) for k in numbers], _targets(context, numbers))
+    return Ready(
+        context=context,
+        executor=executor,
+        gather=gather,
+        batch_keys=tuple(k for k in executor.inputs if k.kind in ("batch", "shared")),
+        constants=dict(zip(numbers, constants, strict=True)),
+    )
+
+
+def accumulator_keys(found: Context) -> tuple[Key, ...]:
+    """Gradient accumulators: zero between steps, kept by the Train object and not by the state."""
+    pairs = ((g, leaf) for g, leaves in found.group_leaves.items() for leaf in leaves)
+    return tuple(Key("accumulator", g, leaf) for g, leaf in pairs if leaf in found.trainable_index)
+
+
+def first_gradients(found: Context) -> tuple[Key, ...]:
+    """The gradient of each trainable leaf, on the first group that owns it."""
+    owner = {leaf: g for g, leaves in reversed(found.group_leaves.items()) for leaf in leaves}
+    return tuple(Key("gradient", owner[leaf], leaf) for leaf in found.source.state.trainable)
+
+
+def zeros(found: Context) -> dict[Key, Any]:
+    """Gradient accumulators of a step that has not begun."""
+    made: dict[Key, Any] = {}
+    for key in accumulator_keys(found):
+        local = local_spec(found, key)
+        make = partial(jnp.zeros, (found.replicas, *local.shape), local.dtype)
+        made[key] = jax.jit(make, out_shardings=found.meshes[key.group].shardings["stacked"])()
+    return made
+
+
+def _array(value: Any) -> Any:
+    return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def _targets(context: Context, keys: Sequence[Key]) -> list[Any]:
+    return [context.meshes[k.group].shardings[k.layout] for k in keys]
