@@ -91,7 +91,8 @@ class Op:
       PP, EP: region coordinates, None outside of such regions.
       path, source: module path and ``file.py:line`` for messages.
       flops_forward, flops_backward_input, flops_backward_weight: floating-point operations.
-      residual_bytes: saved from forward for backward, without parameters and batch inputs.
+      residual_bytes: kept from forward for backward: saved intermediates and the values of other operations that the
+        backward reads, without parameters and batch inputs.
       reads: state buckets read.  batch_inputs: paths of batch leaves read.
       has_backward: False where nothing trainable is upstream.  splittable: BI and BW can be separate.
       remat: name of a ``jax.checkpoint`` policy, or None to save all residuals.

@@ -26,12 +26,19 @@ class Source(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+    def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> Sequence[Mapping[str, Any]] | None:
+        """The cost fields of operations made of these units with these remat policies, or None if unknown."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unbound:
     """Stands for the program of a loaded plan until ``plan.bind``."""
 
     fingerprint: str = ""
+
+    def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> None:
+        """Operations keep the costs that they have."""
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +194,8 @@ class Plan:
             dag, forward = PRIMITIVES[record.name](self.dag, **dict(record.arguments))
         except (DirectiveError, FilterError) as error:
             self._raise_located(error, record)
+        if record.name in ("cut", "remat"):
+            dag = _with_costs(dag, self.source)
         return replace(self, dag=dag, history=(*self.history, record), forward=self.forward.then(forward))
 
     def _raise_located(self, error: DirectiveError | FilterError, record: Applied) -> NoReturn:
@@ -200,3 +209,17 @@ class Plan:
         at = f" at {record.line}" if record.line else ""
         what = f"{record.name}[{len(self.history)}]{at}: {error.what}"
         raise type(error)(what, detail=detail, help=error.help, **error.data) from None
+
+
+def _with_costs(dag: Dag, source: Source) -> Dag:
+    """Counts costs of merged or rematerialized operations anew: residuals are not the sum of those of the parts."""
+    costs = source.op_costs([(op.units, op.remat) for op in dag.ops.values()])
+    if costs is None:
+        return dag
+    ops = {name: replace(op, **known) for (name, op), known in zip(dag.ops.items(), costs, strict=True)}
+    residuals = {f"residuals {name}": op.residual_bytes for name, op in ops.items()}
+    values = {
+        name: replace(value, nbytes=residuals[name], shape=(residuals[name],)) if name in residuals else value
+        for name, value in dag.values.items()
+    }
+    return replace(dag, ops=ops, values=values)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from piper_jax.errors import TraceError
+from piper_jax.tracing.chunk import chunks
 from piper_jax.tracing.flat import Flat
 from piper_jax.tracing.loss_program import BatchLayout, LossProgram, trace_loss
 from piper_jax.tracing.model_state import ModelState
 from piper_jax.tracing.optimizer_program import OptimizerProgram
+from piper_jax.tracing.unit_costs import signature, unit_costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,21 @@ class Source:
         """
         return matched(self.program, self.trace_at(size), size)
 
+    def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> list[dict[str, Any]]:
+        """The cost fields of operations made of these units with these remat policies, for the whole batch.
+
+        Args:
+          ops: ``(units, policy)`` of each operation; together they are all units.
+        """
+        known: dict[Any, dict[str, Any]] = {}
+        costs = []
+        for part, (_, policy) in zip(chunks(self.program, self.units, [u for u, _ in ops]), ops, strict=True):
+            alike = signature(self.program, part), policy
+            if alike not in known:
+                known[alike] = unit_costs(self.program, part, policy)
+            costs.append(known[alike])
+        return costs
+
     def trace_at(self, size: int) -> LossProgram:
         return trace_loss(self.loss_fn, self.state, self.batch, size, forward_only=self.forward_only)
 
@@ -71,9 +88,11 @@ def matched(program: LossProgram, other: LossProgram, size: int) -> LossProgram:
     return replace(other, metrics=tuple(replace(mine, kind=known.kind) for mine, known in kinds))
 
 
-def fingerprint(flat: Flat, state: ModelState) -> str:
-    """A structural hash: primitives, wiring, shapes and the names of state leaves; not values, not source lines."""
+def fingerprint(flat: Flat, state: ModelState, optimizer: OptimizerProgram | None) -> str:
+    """A structural hash: primitives, wiring, shapes, names of state and optimizer leaves; no values, no lines."""
     digest = hashlib.sha256()
+    for path in optimizer.leaf_paths if optimizer is not None else ():
+        digest.update(f"optimizer {path};".encode())
     for leaf in state.leaves:
         digest.update(f"{leaf.path}:{leaf.dtype}{leaf.shape}:{leaf.kind};".encode())
     for eqn in flat.eqns:

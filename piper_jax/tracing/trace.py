@@ -112,7 +112,7 @@ class _Assembly:
         source = Source(
             loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
             bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
-            bucket_names=bucket_names, fingerprint=fingerprint(self.program.flat, self.state),
+            bucket_names=bucket_names, fingerprint=fingerprint(self.program.flat, self.state, update),
             forward_only=self.forward_only,
         )  # fmt: skip
         return Plan(dag=dag, history=(), source=source)

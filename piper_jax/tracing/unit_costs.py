@@ -24,18 +24,22 @@ def signature(program: LossProgram, part: Chunk) -> Any:
     return tuple(eqns), tuple(str(program.flat.avals[v]) for v in part.externals), tail
 
 
-def unit_costs(program: LossProgram, part: Chunk) -> dict[str, Any]:
+def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> dict[str, Any]:
     """The cost fields of an ``Op``, for the whole batch."""
-    built = passes(program, part)
+    built = passes(program, part, remat)
     forward = {"flops_forward": total_flops(built.evaluate.eqns)}
     means = sum(e.is_replica_mean for e in built.evaluate.eqns)
     if built.backward is None or built.halves is None:
         return {**forward, "replica_means": (means, 0)}
     residuals = built.forward.outputs[len(built.forward.outputs) - built.num_residuals :]
+    used = {a for e in built.backward.eqns for a in e.reads()}
+    first_external = len(built.evaluate.inputs) - len(part.externals)
+    kept = [v for v in built.backward.inputs[first_external : len(built.evaluate.inputs)] if v in used]
+    size = sum(nbytes(built.forward.avals[v]) for v in residuals if isinstance(v, int))
     return {
         **forward,
         "flops_backward_input": total_flops(built.halves.for_inputs.eqns),
         "flops_backward_weight": total_flops(built.halves.for_weights.eqns),
-        "residual_bytes": sum(nbytes(built.forward.avals[v]) for v in residuals if isinstance(v, int)),
+        "residual_bytes": size + sum(nbytes(built.backward.avals[v]) for v in kept),
         "replica_means": (means, sum(e.is_replica_mean for e in built.backward.eqns)),
     }
