@@ -78,7 +78,7 @@ class Lowering:
                 yield self._slot_instruction(slot, steps[slot], readers)
             case Send():
                 yield transfer(self.builder, node)
-            case Update() if str(node.group) in self.builder.updates:
+            case Update() if str(node.group) in self.builder.updates and self.context.source.optimizer is not None:
                 local = self.builder.updates[str(node.group)].round(node.round)
                 yield self.builder.local("update", str(node.group), local, slot.nodes)
             case Collective() if node.kind == "all_gather" and not node.bucket:

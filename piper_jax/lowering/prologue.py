@@ -47,7 +47,7 @@ def _weight(context: Context, group: str) -> LocalProgram:
         for leaf, key in zip(leaves, keys, strict=True):
             row = env[key] if key.kind == "shared" else jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False)
             values[program.batch_input(leaf)] = row
-        program.flat.run((program.flat.eqns[i] for i in eqns), values)
+        program.flat.run((program.flat.eqns[i] for i in eqns), values, REPLICA_AXES)
         return jnp.asarray(read(program.weight, values)).astype(local_spec(context, out).dtype)  # type: ignore[arg-type]
 
     def body(env: dict[Key, Any]) -> dict[Key, Any]:

@@ -72,11 +72,16 @@ class Flat:
     def without_dead_code(self) -> Flat:
         return replace(self, eqns=tuple(self.eqns[i] for i in self.needed(self.outputs)))
 
-    def run(self, eqns: Iterable[FlatEqn], env: dict[int, Any], replica_axes: tuple[str, ...] = ()) -> None:
-        """Evaluates ``eqns`` in ``env``; ``mean_over_replicas`` becomes a mean over the mesh axes ``replica_axes``."""
+    def run(self, eqns: Iterable[FlatEqn], env: dict[int, Any], replica_axes: tuple[str, ...] | None = None) -> None:
+        """Evaluates ``eqns`` in ``env``.
+
+        Args:
+          replica_axes: mesh axes over which ``mean_over_replicas`` is taken; None keeps it as the equation that it is,
+            so that what is traced here can be lowered later.
+        """
         for eqn in eqns:
             values = [read(a, env) for a in eqn.inputs]
-            if eqn.is_replica_mean:
+            if eqn.is_replica_mean and replica_axes is not None:
                 results: Sequence[Any] = [jax.lax.pmean(v, replica_axes) if replica_axes else v for v in values]
             else:
                 results = _jax_compat.bind(eqn.eqn, values)

@@ -39,7 +39,7 @@ def trace(
         of the slice.
       params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Non-array leaves are static.
       batch: a pytree of arrays ``[batch, ...]`` or their shapes; scalars are shared by all slices.
-      optimizer: an ``optax.GradientTransformation``; without one the plan has no updates.
+      optimizer: an ``optax.GradientTransformation``; without one gradients are reduced, and the updates change nothing.
       wrt: for modules, the Variable filter that is trained (``nnx.Param``).
       forward_only: ``loss_fn`` may return anything; the plan has forward passes alone.
 
@@ -101,9 +101,9 @@ class _Assembly:
         value_names = self._value_names()
         ops = self._ops(names, leaves_of)
         dag = Dag(
-            nodes=self._nodes(ops, bucket_names if update else ()),
-            data=tuple(self._edges(names, leaves_of, value_names, update is not None)),
-            order=tuple(self._update_order(ops, bucket_names, leaves_of) if update else ()),
+            nodes=self._nodes(ops, () if self.forward_only else bucket_names),
+            data=tuple(self._edges(names, leaves_of, value_names)),
+            order=() if self.forward_only else tuple(self._update_order(ops, bucket_names, leaves_of)),
             ops=ops,
             values=self._values(names, leaves_of, value_names, ops),
             buckets=self._buckets(leaves_of, bucket_names, update),
@@ -178,7 +178,6 @@ class _Assembly:
         names: Sequence[str],
         bucket_leaves: Mapping[str, tuple[int, ...]],
         values: Mapping[int, str],
-        updates: bool,
     ) -> Iterable[DataEdge]:
         home = {v: k for k, part in enumerate(self.parts) for v in part.exports}
         forward = [NodeId(name, "F", PP=k) for k, name in enumerate(names)]
@@ -195,7 +194,7 @@ class _Assembly:
             for source, found in _grouped((home[v], v) for v in part.diff_externals).items():
                 yield DataEdge(backward[k], backward[source], tuple(f"d {values[v]}" for v in found))
             for bucket, leaves in bucket_leaves.items():
-                if updates and set(leaves) & set(part.diff_state):
+                if set(leaves) & set(part.diff_state):
                     yield DataEdge(backward[k], NodeId(f"update {bucket}", "U"), (f"gradient {bucket}",))
 
     def _update_order(
@@ -230,7 +229,7 @@ class _Assembly:
         for name in names:
             size = ops[name].residual_bytes
             table[f"residuals {name}"] = Value(
-                name=f"residuals {name}", batch_dim=0, nbytes=size, shape=(size,), dtype="uint8"
+                name=f"residuals {name}", nbytes=size, shape=(size,), dtype="uint8"
             )
         for bucket, leaves in bucket_leaves.items():
             size = sum(self.state.leaves[i].nbytes for i in leaves)
