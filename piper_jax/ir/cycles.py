@@ -75,7 +75,8 @@ def cycle_steps(dag: Dag, contraction: Contraction, cycle: Sequence[int]) -> lis
             if wanted.get(before) == after and before != after:
                 found.setdefault(before, Step(kind, edge.src, edge.dst))
     for before, after in wanted.items():
-        found.setdefault(before, _chained(dag, contraction.vertices[before], contraction.vertices[after]))
+        if before not in found:
+            found[before] = _chained(dag, contraction.vertices[before], contraction.vertices[after])
     edges = [found[vertex] for vertex in cycle]
     slot_of = {node: slot for vertex in cycle for slot in contraction.vertices[vertex] for node in slot.nodes}
     steps: list[Step] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import assert_never, cast
+from typing import assert_never
 
 from piper_jax.errors import FilterError
 from piper_jax.ir.dag import Dag
@@ -72,14 +72,19 @@ def paths_of(dag: Dag, node: NodeId) -> tuple[str, ...]:
     return () if bucket is None else (bucket.name, *(leaf.path for leaf in bucket.leaves))
 
 
+def require_filter(filter: object) -> None:
+    """Raises FilterError for what is not a filter."""
+    if not isinstance(filter, Where | Not | And | Or):
+        raise FilterError(f"{filter!r} is not a filter.", help="write where(PP=0, PASS='F') or a combination of such.")
+
+
 def select(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:
     """The nodes that ``filter`` selects, in node order; never none.
 
     Raises:
       FilterError: nothing matches (the message names the nearest coordinates that exist), or MB is named before split.
     """
-    if not isinstance(cast(object, filter), Where | Not | And | Or):
-        raise FilterError(f"{filter!r} is not a filter.", help="write where(PP=0, PASS='F') or a combination of such.")
+    require_filter(filter)
     index = index_of(dag)
     for leaf in leaves(filter):
         if leaf.MB is not None and not is_split(dag):
@@ -120,7 +125,8 @@ def _nothing(dag: Dag, index: NodeIndex, filter: Filter) -> FilterError:
             present = {str(p) for p in index.by["PASS"] if p is not None}
             lines.append("PASS is " + ", ".join(p for p in ADMITTED if p in present))
         if leaf.path is not None:
-            known = sorted({path for node in index.ids for path in paths_of(dag, node)})
+            updates = leaf.PASS is not None and "U" in leaf.PASS
+            known = sorted({p for node in index.ids if (node.PASS == "U") == updates for p in paths_of(dag, node)})
             near = [m for p in leaf.path for m in difflib.get_close_matches(p, known, n=3, cutoff=0.3)]
             lines.append("paths near it: " + ", ".join(near or known[:3]))
     return FilterError(

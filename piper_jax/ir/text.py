@@ -9,18 +9,20 @@ from piper_jax.ir.device_groups import axes_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Bucket, Collective, Compute, DeviceGroup, Node, Recv, Send, Update
+from piper_jax.ir.ownership import shard_axes_of
 from piper_jax.ir.selection import numbers_text
 
 
 def dag_text(dag: Dag) -> str:
     """The canonical text of a completed DAG: groups, state, and every slot of every group in its order.
 
-    A line is one slot; members of one slot are joined by ``with``. Equal DAGs give equal text.
+    A line is one slot; further members of a slot follow on lines with ``with``. Equal DAGs give equal text.
     """
+    sharded = shard_axes_of(dag)
     lines = ["groups", *(f"  {group_text(group)}" for group in dag.groups.values())]
-    lines += ["state", *(f"  {bucket_text(bucket)}" for bucket in dag.buckets.values())]
+    lines += ["state", *(f"  {bucket_text(b, sharded.get(b.name, frozenset()))}" for b in dag.buckets.values())]
     for group, slots in linearize(dag).items():
-        lines += [group, *(f"  {slot_text(dag, slot, group)}" for slot in slots)]
+        lines += [group, *(line for slot in slots for line in slot_lines(dag, slot, group))]
     return "\n".join(lines) + "\n"
 
 
@@ -31,21 +33,25 @@ def group_text(group: DeviceGroup) -> str:
     return f"{group.name}: devices {devices}, " + " ".join(f"{axis}={size}" for axis, size in axes_of(group))
 
 
-def bucket_text(bucket: Bucket) -> str:
-    """``embed: 2 leaves, 1024 bytes, ZeRO-3 over data``."""
+def bucket_text(bucket: Bucket, sharded: frozenset[str] = frozenset()) -> str:
+    """``embed: 2 leaves, 1024 bytes, ZeRO-3 over data``; ``sharded`` are axes that divide its operations."""
     nbytes = sum(leaf.nbytes for leaf in bucket.leaves)
     count = f"{len(bucket.leaves)} leaf" if len(bucket.leaves) == 1 else f"{len(bucket.leaves)} leaves"
+    parts = [f"{bucket.name}: {count}", f"{nbytes} bytes"]
+    if sharded:
+        parts.append(f"sharded over {' x '.join(sorted(sharded))}")
     r = bucket.replication
-    if r is None:
-        return f"{bucket.name}: {count}, {nbytes} bytes"
-    how = "ZeRO-3" if r.shard_params else "ZeRO-2" if r.shard_grads else "ZeRO-1" if r.shard_optimizer else "replicated"
-    return f"{bucket.name}: {count}, {nbytes} bytes, {how} over {' x '.join(r.axes)}"
+    if r is not None:
+        zero = 3 if r.shard_params else 2 if r.shard_grads else 1 if r.shard_optimizer else 0
+        axes = " x ".join(axis for axis in r.axes if axis not in sharded)
+        parts.append(f"{f'ZeRO-{zero}' if zero else 'replicated'} over {axes}")
+    return ", ".join(parts)
 
 
-def slot_text(dag: Dag, slot: Slot, group: str) -> str:
+def slot_lines(dag: Dag, slot: Slot, group: str) -> list[str]:
     """The members of a slot; ``(on g0+g3)`` where it is on a joint group."""
-    text = " with ".join(node_text(dag.nodes[node]) for node in slot.nodes)
-    return text if slot.group == group else f"{text}  (on {slot.group})"
+    first, *others = [node_text(dag.nodes[node]) for node in slot.nodes]
+    return [f"  {first}" + ("" if slot.group == group else f"  (on {slot.group})"), *(f"    with {o}" for o in others)]
 
 
 def node_text(node: Node) -> str:

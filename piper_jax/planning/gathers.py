@@ -83,7 +83,9 @@ def _gather(dag: Dag, o: Ownership, order: Sequence[Slot], run: Sequence[int], d
     users = tuple(node for i in run for node in order[i].nodes if _reads(dag, node, o.bucket))
     node = collective("all_gather", "parameters", (o,), o.replication.gather_stream, "F")
     first = users[0]
-    name = NodeId(node.id.op, first.PASS, first.PP, first.EP, first.MB)
+    num_readers = sum(o.bucket in op.reads for op in dag.ops.values())
+    what = f"{node.id.op} for {first.op}" if num_readers > 1 else node.id.op
+    name = NodeId(what, first.PASS, first.PP, first.EP, first.MB)
     early = run[0] - distance
     after = order[run[0] - 1].nodes[-1] if early == run[0] and early > 0 else None
     joins = early if distance > 0 and early >= 0 else None

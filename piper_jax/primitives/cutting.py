@@ -59,7 +59,7 @@ def _stages(dag: Dag, units: Sequence[int], stages: int | Sequence[Sequence[int]
             raise DirectiveError(
                 f"the model has {len(units)} units, too few for {stages} stages."
                 if stages > 0
-                else f"cut: {stages} stages are too few.",
+                else f"{stages} stages are too few.",
                 help=f"use 1 to {len(units)} stages, or annotate more regions.",
                 units=len(units),
                 stages=stages,
@@ -69,7 +69,7 @@ def _stages(dag: Dag, units: Sequence[int], stages: int | Sequence[Sequence[int]
     listed = [unit for members in stages for unit in members]
     if listed != list(units) or not all(stages):
         raise DirectiveError(
-            f"cut: stages {[tuple(members) for members in stages]} are not the units {numbers_text(units)} in order.",
+            f"stages {[tuple(members) for members in stages]} are not the units {numbers_text(units)} in order.",
             help="list every unit once, ascending, at least one in each stage.",
         )
     return stages

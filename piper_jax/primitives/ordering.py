@@ -14,7 +14,7 @@ from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import Rewritten
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute
-from piper_jax.ir.selection import keep_index, select
+from piper_jax.ir.selection import keep_index, require_filter, select
 from piper_jax.primitives.backward_split import split_backwards
 
 
@@ -40,6 +40,8 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
     if not isinstance(cast(object, slots), list | tuple):
         raise DirectiveError("order takes a list of slots.", help='order([where(PASS="F"), where(PASS="B")]).')
     listed = [slot if isinstance(slot, tuple) else (slot,) for slot in slots]
+    for filter in (filter for slot in listed for filter in slot):
+        require_filter(filter)
     dag, forward = split_backwards(dag, [filter for slot in listed for filter in slot])
     taken = {node: f"slot {i} of an earlier order" for i, slot in enumerate(dag.slots) for node in slot.nodes}
     new: list[Slot] = []
@@ -93,14 +95,14 @@ def _require_acyclic(dag: Dag, first_new: int) -> None:
         return
     steps = cycle_steps(dag, contraction, shortest_cycle(contraction))
     new = {node for slot in dag.slots[first_new:] for node in slot.nodes}
-    orders = [i for i, step in enumerate(steps) if step.kind == "order" and step.dst in new]
-    added = orders[-1] if orders else None
-    steps = steps if added is None else [*steps[added + 1 :], *steps[: added + 1]]
+    made = [i for i, step in enumerate(steps) if step.kind in ("order", "with") and step.dst in new]
+    added = made[-1] if made else len(steps) - 1
+    steps = [*steps[added + 1 :], *steps[: added + 1]]
     src, dst = steps[-1].src, steps[-1].dst
-    fault = f"{src} before {dst} closes a cycle." if added is not None else f"the slot of {src} waits for itself."
+    fused = steps[-1].kind == "with"
     raise DirectiveError(
-        fault,
+        f"one slot of {src} and {dst} closes a cycle." if fused else f"{src} before {dst} closes a cycle.",
         detail=cycle_lines(steps, this_directive=len(steps) - 1),
-        help=f"list {dst} first." if added is not None else "let no member of a slot wait for another slot in between.",
+        help="list them as separate slots." if fused else f"list {dst} first.",
         cycle=tuple(step.src for step in steps),
     )

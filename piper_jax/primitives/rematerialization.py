@@ -39,7 +39,7 @@ def remat(dag: Dag, filter: Filter, *, policy: str = "nothing_saveable") -> Rewr
       DirectiveError: an unknown policy, or an operation that has another policy already.
     """
     if policy not in POLICIES:
-        raise DirectiveError(f"remat: unknown policy {policy!r}.", help=suggest(policy, POLICIES))
+        raise DirectiveError(f"unknown policy {policy!r}.", help=suggest(policy, POLICIES))
     ops = dict(dag.ops)
     for node in select(dag, filter):
         op = dag.ops.get(node.op)

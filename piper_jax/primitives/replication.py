@@ -85,7 +85,7 @@ def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replic
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     for axis in axes:
         if axis not in MESH_AXES:
-            raise DirectiveError(f"replicate: there is no mesh axis {axis!r}.", help=suggest(axis, MESH_AXES))
+            raise DirectiveError(f"there is no mesh axis {axis!r}.", help=suggest(axis, MESH_AXES))
     wanted = dict(options)
     if wanted.get("shard_params"):
         wanted["shard_grads"] = True
@@ -93,16 +93,14 @@ def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replic
         wanted["shard_optimizer"] = True
     every = wanted.get("reduce_every", "step")
     if every not in ("step", "microbatch"):
-        raise DirectiveError(
-            f"replicate: reduce_every={every!r} is unknown.", help=suggest(str(every), ("step", "microbatch"))
-        )
+        raise DirectiveError(f"reduce_every={every!r} is unknown.", help=suggest(str(every), ("step", "microbatch")))
     if every == "microbatch" and not wanted.get("shard_grads"):
         raise DirectiveError(
-            "replicate: gradients that are whole on every device are reduced once per step.",
+            "gradients that are whole on every device are reduced once per step.",
             help='reduce_every="microbatch" needs shard_grads=True.',
         )
     for name, least in (("gather_distance", 0), ("bucket_bytes", 1)):
         number = wanted.get(name)
         if number is not None and (not isinstance(number, int) or number < least):
-            raise DirectiveError(f"replicate: {name}={number!r} is not a number from {least}.", help="use an integer.")
+            raise DirectiveError(f"{name}={number!r} is not a number from {least}.", help="use an integer.")
     return Replication(axes=axes, **wanted)  # pyright: ignore[reportArgumentType]

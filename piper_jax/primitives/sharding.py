@@ -34,7 +34,7 @@ def shard(dag: Dag, filter: Filter, *, axis: str = "expert", stream: str = "comp
       DirectiveError: an unknown axis, an operation outside of expert regions, or one sharded in another way already.
     """
     if axis not in SHARD_AXES:
-        raise DirectiveError(f"shard: there is no axis {axis!r} to shard over.", help=suggest(axis, SHARD_AXES))
+        raise DirectiveError(f"there is no axis {axis!r} to shard over.", help=suggest(axis, SHARD_AXES))
     ops = dict(dag.ops)
     for node in select(dag, filter):
         op = dag.ops.get(node.op)

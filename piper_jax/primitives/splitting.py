@@ -70,10 +70,10 @@ def _ends(
 
 def _require_legal(dag: Dag, num_microbatches: int, coordinate: str) -> None:
     if coordinate != "MB":
-        raise DirectiveError(f"split: microbatches are counted by MB, not {coordinate!r}.", help='coordinate="MB".')
+        raise DirectiveError(f"microbatches are counted by MB, not {coordinate!r}.", help='coordinate="MB".')
     if type(num_microbatches) is not int or num_microbatches < 1:
         raise DirectiveError(
-            f"split: num_microbatches={num_microbatches!r} is not a positive number.", help="use 1, 2, 3, ..."
+            f"num_microbatches={num_microbatches!r} is not a positive number.", help="use 1, 2, 3, ..."
         )
     if dag.slots:
         raise DirectiveError("split comes before order.", help="call plan.split(...) before plan.order([...]).")
