@@ -26,15 +26,14 @@ class Contraction:
       vertices: for each vertex its slots: one, or a send with its matching receive.
       vertex_of: the vertex of each node.
       successors: for each vertex the vertices that follow it; repeated where several edges agree.
-      chains: pairs of vertices that follow each other because their slots do on one group.
       starts: for each vertex the length of the longest path to it (F counts 2, B 4, communication 1); a time at
-        which it could start. Missing for vertices on or behind a cycle.
+        which it could start. Too small for vertices on or behind a cycle.
+      ranked: the vertices that no cycle blocks, by start; communication first at equal starts, then in node order.
     """
 
     vertices: Sequence[Sequence[Slot]]
     vertex_of: dict[NodeId, int]
     successors: Sequence[Sequence[int]]
-    chains: frozenset[tuple[int, int]]
     starts: Sequence[int]
     ranked: tuple[int, ...] = field(repr=False)
 
@@ -55,10 +54,9 @@ def _contract(dag: Dag) -> Contraction:
     vertices, vertex_of = _vertices(dag)
     successors: list[list[int]] = [[] for _ in vertices]
     incoming = [0] * len(vertices)
-    chains = frozenset(_chains(dag, vertex_of))
     pairs: list[tuple[int, int]] = [(vertex_of[e.src], vertex_of[e.dst]) for e in dag.data]
     pairs += [(vertex_of[e.src], vertex_of[e.dst]) for e in dag.order]
-    pairs += sorted(chains)
+    pairs += _chains(dag, vertex_of)
     for before, after in pairs:
         if before != after:
             successors[before].append(after)
@@ -69,9 +67,7 @@ def _contract(dag: Dag) -> Contraction:
     reached = [v for v in range(len(vertices)) if not incoming[v]]
     moves = [isinstance(dag.nodes[slots[0].nodes[0]], Send | Recv | Collective) for slots in vertices]
     ranked = tuple(sorted(reached, key=lambda v: (starts[v], not moves[v], first[v])))
-    return Contraction(
-        vertices=vertices, vertex_of=vertex_of, successors=successors, chains=chains, starts=starts, ranked=ranked
-    )
+    return Contraction(vertices=vertices, vertex_of=vertex_of, successors=successors, starts=starts, ranked=ranked)
 
 
 def _vertices(dag: Dag) -> tuple[list[list[Slot]], dict[NodeId, int]]:
