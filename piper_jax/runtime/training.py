@@ -16,6 +16,8 @@ from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.programs import Compiler
 from piper_jax.planning import Plan, Strategy, Unbound
+from piper_jax.runtime.bisection import Bisection, Difference
+from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
 from piper_jax.runtime.ready import Ready, accumulator_keys, first_gradients, prepare, zeros
 from piper_jax.runtime.state import StateLayout, TrainState, state_layout
@@ -108,6 +110,19 @@ class Train:
             return metrics.get("aux", {k: v for k, v in metrics.items() if k != "loss"})
         outputs = self._following(fn, batch, forward_only=True).evaluate(state, batch)
         return outputs.get("aux", outputs)
+
+    def bisect(self, state: TrainState, batch: Any, rtol: float = 2e-5) -> Difference | None:
+        """Runs plan and reference side by side; the first node whose values differ by more than ``rtol``, or None.
+
+        Values between stages, their cotangents and the gradients are compared in dispatch order; changes nothing.
+        """
+        values = self._source.batch.values(batch)
+        ready = self._compiled("gradients", self._batch_size(values))
+        instructions = ready.executor.instructions
+        kept = dict.fromkeys(k for i in instructions for k in i.writes)
+        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
+        registers = Executor(instructions, tuple(kept)).run({**given, **zeros(ready.context)})
+        return Bisection(context=ready.context, registers={**given, **registers}, rtol=rtol).first(instructions)
 
     # -- reports ---------------------------------------------------------------------------------------
     def instructions(self, batch_size: int | None = None) -> tuple[Instruction, ...]:
