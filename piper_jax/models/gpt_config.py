@@ -71,9 +71,11 @@ def gpt_config(*, preset: str = "demo", **changes: Any) -> GPTConfig:
     hints = get_type_hints(GPTConfig)
     for name, value in changes.items():
         if name not in names:
-            raise ConfigError(f"gpt: there is no argument {name!r}.", help=suggest(name, {*names, "preset"}))
+            fix = suggest(name, {*names, "preset"})
+            raise ConfigError(f"gpt: there is no argument {name!r}.", help=fix, argument=name)
         if not _fits(value, hints[name]):
-            raise ConfigError(f"gpt: {name}={value!r} has the wrong type.", help=f"give {_described(hints[name])}.")
+            fix = f"give {_described(hints[name])}."
+            raise ConfigError(f"gpt: {name}={value!r} has the wrong type.", help=fix, argument=name)
     config = replace(PRESETS[preset], **changes)
     _check_sizes(config)
     return config

@@ -1,0 +1,32 @@
+"""Configurations: typed, strict, read from YAML with ``key=value`` overrides. Imports no JAX."""
+
+from piper_jax.config.loading import load_config, load_config_text
+from piper_jax.config.schema import (
+    Config,
+    DataSection,
+    DevicesSection,
+    DirectiveSection,
+    EvaluationSection,
+    ModelSection,
+    OptimizerSection,
+    StrategySection,
+    TrainSection,
+)
+from piper_jax.config.strategies import planned_strategy
+from piper_jax.config.text import config_text
+
+__all__ = [
+    "Config",
+    "DataSection",
+    "DevicesSection",
+    "DirectiveSection",
+    "EvaluationSection",
+    "ModelSection",
+    "OptimizerSection",
+    "StrategySection",
+    "TrainSection",
+    "config_text",
+    "load_config",
+    "load_config_text",
+    "planned_strategy",
+]

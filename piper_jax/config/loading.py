@@ -1,0 +1,118 @@
+"""From a file and overrides to a checked configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from piper_jax.config.faults import config_fault
+from piper_jax.config.overrides import overridden
+from piper_jax.config.schema import Config
+from piper_jax.config.strategies import planned_strategy
+from piper_jax.config.text import Document, parse_document
+from piper_jax.errors import ConfigError, suggest
+from piper_jax.models.gpt_config import gpt_config
+
+BUILT_IN_MODELS = ("gpt", "gpt_linen")
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Reads a YAML file, applies ``key=value`` overrides and checks everything that needs no devices.
+
+    Raises:
+      ConfigError: unknown keys, wrong types, values that do not fit each other; with place and suggestion.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ConfigError(f"{path}: {reason}.", help=_nearest_file(path)) from None
+    return load_config_text(text, overrides, name=str(path))
+
+
+def load_config_text(text: str, overrides: Iterable[str] = (), *, name: str = "config") -> Config:
+    """As :func:`load_config`, from the YAML itself."""
+    document = overridden(parse_document(text, name), overrides)
+    try:
+        config = Config.model_validate(document.values)
+    except ValidationError as error:
+        raise config_fault(error, document, Config) from None
+    for check in CHECKS:
+        check(config, document)
+    return config
+
+
+def _nearest_file(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else Path("configs")
+    known = [str(found) for found in folder.glob("*.yaml")] if folder.is_dir() else []
+    return suggest(str(path), known) if known else "give the path of a YAML file."
+
+
+# -- what one section alone cannot tell -------------------------------------------------------------
+def _check_model(config: Config, document: Document) -> None:
+    name, at = config.model.name, document.place(("model", "name"))
+    if name in BUILT_IN_MODELS:
+        try:
+            gpt_config(**config.model.arguments)
+        except ConfigError as error:
+            at = document.place(("model", "arguments", str(error.data.get("argument", "preset"))))
+            raise ConfigError(f"{at}: model.arguments: {error.what}", help=error.help) from None
+    elif not all(part.isidentifier() for part in name.replace(":", ".", 1).split(".")) or ":" not in name:
+        raise ConfigError(
+            f"{at}: there is no model {name!r}.",
+            help=suggest(name, BUILT_IN_MODELS) + " Or an import path such as my_package.my_module:language_model.",
+        )
+
+
+def _check_strategy(config: Config, document: Document) -> None:
+    planned_strategy(config, lambda path: document.place(("strategy", *path)))
+
+
+def _check_batch(config: Config, document: Document) -> None:
+    strategy, size = planned_strategy(config), config.train.batch_size
+    replicas = strategy.data_parallel * strategy.expert_parallel
+    slices = strategy.resolved_num_microbatches * replicas
+    if size % slices:
+        nearest = max(round(size / slices), 1) * slices
+        raise ConfigError(
+            f"{document.place(('train', 'batch_size'))}: train.batch_size = {size} does not divide into "
+            f"{strategy.resolved_num_microbatches} microbatches x {replicas} replicas.",
+            help=f"use a multiple of {slices}, such as {nearest}.",
+        )
+
+
+def _check_devices(config: Config, document: Document) -> None:
+    devices, needed = config.devices, planned_strategy(config).num_devices
+    if devices.num_virtual is not None and devices.platform != "cpu":
+        raise ConfigError(
+            f"{document.place(('devices', 'num_virtual'))}: devices.num_virtual needs devices.platform = cpu.",
+            help="set devices.platform=cpu, or leave num_virtual out.",
+        )
+    if devices.num_virtual is not None and devices.num_virtual < needed:
+        raise ConfigError(
+            f"{document.place(('devices', 'num_virtual'))}: devices.num_virtual = {devices.num_virtual}, "
+            f"but the strategy needs {needed} devices.",
+            help=f"set devices.num_virtual={needed}, or lower a degree of the strategy.",
+        )
+
+
+def _check_warmup(config: Config, document: Document) -> None:
+    warmup, steps = config.optimizer.warmup_steps, config.train.steps
+    if warmup >= steps:
+        raise ConfigError(
+            f"{document.place(('optimizer', 'warmup_steps'))}: optimizer.warmup_steps = {warmup} "
+            f"leaves nothing of train.steps = {steps}.",
+            help=f"use fewer, such as {steps // 10}.",
+        )
+
+
+CHECKS: tuple[Callable[[Config, Document], None], ...] = (
+    _check_model,
+    _check_strategy,
+    _check_batch,
+    _check_devices,
+    _check_warmup,
+)
