@@ -28,14 +28,25 @@ class Findings:
     critical_path: Sequence[Span] = ()
 
 
-def assemble(dag: Dag, found: Findings, *, title: str, costs: str, time_unit: str) -> Report:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """Words of a report that do not follow from its times; as in :class:`Report`."""
+
+    title: str
+    costs: str
+    time_unit: str
+    device_bytes: int | None = None
+
+
+def assemble(dag: Dag, found: Findings, heading: Heading) -> Report:
     """The report on a completed ``dag``."""
     groups = _groups(dag, found)
     idle = sum(group.bubble * len(group.devices) for group in groups)
     return Report(
-        title=title,
-        costs=costs,
-        time_unit=time_unit,
+        title=heading.title,
+        costs=heading.costs,
+        time_unit=heading.time_unit,
+        device_bytes=heading.device_bytes,
         num_stages=len({op.PP for op in dag.ops.values() if op.PP is not None}),
         num_microbatches=dag.num_microbatches,
         makespan=found.makespan,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from piper_jax.ir.dag import Dag
 from piper_jax.planning.completion import complete
-from piper_jax.simulation.assembly import Findings, assemble
+from piper_jax.simulation.assembly import Findings, Heading, assemble
 from piper_jax.simulation.report import GroupMemory, Report, Span
 from piper_jax.simulation.simulator import Completable
 
@@ -44,4 +44,4 @@ def measured_report(
         memory=memory or {},
     )
     dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
-    return assemble(dag, found, title=title, costs="measured", time_unit="s")
+    return assemble(dag, found, Heading(title=title, costs="measured", time_unit="s"))

@@ -14,7 +14,7 @@ from piper_jax.simulation.sizes import Sizes
 from piper_jax.simulation.topology import compute_groups
 
 ACTIVATIONS, GRADIENTS, TRANSFERS = (MEMORY_KINDS.index(kind) for kind in ("activations", "gradients", "transfers"))
-PARAMETERS, OPTIMIZER, TEMPORARY = (MEMORY_KINDS.index(kind) for kind in ("parameters", "optimizer", "temporary"))
+PARAMETERS, OPTIMIZER = MEMORY_KINDS.index("parameters"), MEMORY_KINDS.index("optimizer")
 
 Interval = tuple[float, float]
 Buffer = list[float]  # start, end, bytes, kind
@@ -34,7 +34,6 @@ def memory_of_groups(dag: Dag, interval: Callable[[NodeId], Interval]) -> dict[s
     buffers = _Buffers(dag, sizes, interval)
     for edge in dag.data:
         buffers.add(edge)
-    buffers.add_recomputed(dag)
     changes: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
     for group, (start, end, nbytes, kind) in buffers.all():
         changes[group].append((start, int(nbytes), int(kind)))
@@ -53,21 +52,10 @@ class _Buffers:
         self._bytes: dict[tuple[str, str], int] = {}
         self._values: dict[tuple[NodeId, str, str], Buffer] = {}
         self._gradients: dict[tuple[str, str, object], Buffer] = {}
-        self._recomputed: list[tuple[str, Buffer]] = []
 
     def all(self) -> list[tuple[str, Buffer]]:
         values = [(group, buffer) for (_, _, group), buffer in self._values.items()]
-        gradients = [(group, buffer) for (group, _, _), buffer in self._gradients.items()]
-        return values + gradients + self._recomputed
-
-    def add_recomputed(self, dag: Dag) -> None:
-        """While a rematerialized backward runs, all its residuals exist."""
-        recomputed = {name: op for name, op in dag.ops.items() if op.remat is not None}
-        for node_id, node in dag.nodes.items() if recomputed else ():
-            if isinstance(node, Compute) and node_id.PASS in ("B", "BI") and node_id.op in recomputed:
-                group = node.group or ""
-                nbytes = self._sizes.recomputed_bytes(recomputed[node_id.op], group)
-                self._recomputed.append((group, [*self._interval(node_id), nbytes, TEMPORARY]))
+        return values + [(group, buffer) for (group, _, _), buffer in self._gradients.items()]
 
     def add(self, edge: DataEdge) -> None:
         src, dst = self._nodes[edge.src], self._nodes[edge.dst]

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from piper_jax.ir.ids import NodeId
 
-MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "transfers", "temporary")
-"""State, accumulated gradients, optimizer state, values kept on the group, values on their way between groups, and
-activations that a rematerialized backward computes again and drops."""
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "transfers")
+"""State, accumulated gradients, optimizer state, values kept on the group, values on their way between groups."""
 
 
 class Span(NamedTuple):
@@ -43,7 +42,6 @@ class MemoryStep(NamedTuple):
     optimizer: int
     activations: int
     transfers: int
-    temporary: int
 
     @property
     def total_bytes(self) -> int:
@@ -60,7 +58,7 @@ class GroupMemory:
     @property
     def peak(self) -> MemoryStep:
         """The first step at which the total is largest: when, and how much of each kind."""
-        return max(self.steps, key=lambda step: step.total_bytes, default=MemoryStep(0.0, 0, 0, 0, 0, 0, 0))
+        return max(self.steps, key=lambda step: step.total_bytes, default=MemoryStep(0.0, 0, 0, 0, 0, 0))
 
     @property
     def peak_bytes(self) -> int:
@@ -70,7 +68,7 @@ class GroupMemory:
     def peak_of_kind(self, kind: str) -> MemoryStep:
         """The first step at which ``kind``, one of ``MEMORY_KINDS``, is largest."""
         position = 1 + MEMORY_KINDS.index(kind)
-        return max(self.steps, key=lambda step: step[position], default=MemoryStep(0.0, 0, 0, 0, 0, 0, 0))
+        return max(self.steps, key=lambda step: step[position], default=MemoryStep(0.0, 0, 0, 0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +104,7 @@ class Report:
       groups: one entry for each group that computes.
       timeline: everything that takes time, by start.
       critical_path: spans that end just when the next one starts; shortening none of them leaves the makespan.
+      device_bytes: memory of one device, if the hardware is known.
       sources: module path and source line of each op, for display.
     """
 
@@ -119,6 +118,7 @@ class Report:
     groups: tuple[GroupReport, ...]
     timeline: tuple[Span, ...]
     critical_path: tuple[Span, ...] = ()
+    device_bytes: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 from piper_jax.errors import ConfigError, suggest
@@ -11,7 +13,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Compute
 from piper_jax.planning.completion import complete
-from piper_jax.simulation.assembly import Findings, assemble
+from piper_jax.simulation.assembly import Findings, Heading, assemble
 from piper_jax.simulation.costs.base import CostModel
 from piper_jax.simulation.costs.measured import CostKey, MeasuredCosts
 from piper_jax.simulation.costs.roofline import RooflineCosts
@@ -57,12 +59,28 @@ def simulate(
     """
     model = _cost_model(costs, hardware)
     dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
-    program = program_of(dag, linearize(dag))
-    cost = model.bind(dag)
-    times = run_program(program, [cost(node) for node in program.nodes], model.concurrency)
+    with _collector_paused():
+        program = program_of(dag, linearize(dag))
+        cost = model.bind(dag)
+        times = run_program(program, [cost(node) for node in program.nodes], model.concurrency)
+        found = _findings(dag, program, times)
     passes = {node.id.PASS or "" for node in program.nodes if isinstance(node, Compute)}
-    found = _findings(dag, program, times)
-    return assemble(dag, found, title=title, costs=model.describe(passes), time_unit=model.time_unit)
+    heading = Heading(
+        title=title, costs=model.describe(passes), time_unit=model.time_unit, device_bytes=model.device_bytes
+    )
+    return assemble(dag, found, heading)
+
+
+@contextmanager
+def _collector_paused() -> Generator[None]:
+    """Simulation makes many small objects and no cycles; the collector would walk the whole plan again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardware: str | Hardware | None) -> CostModel:

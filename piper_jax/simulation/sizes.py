@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axis_size
-from piper_jax.ir.nodes import Bucket, Op
+from piper_jax.ir.nodes import Bucket
 from piper_jax.ir.ownership import ownerships, shard_axes_of
 
 REPLICA_AXES = ("data", "expert")
@@ -19,7 +19,6 @@ class Sizes:
 
     def __init__(self, dag: Dag):
         self._dag = dag
-        self._inputs = _forward_inputs(dag)
         self._owned = ownerships(dag)
         self._shard_axes = shard_axes_of(dag)
 
@@ -47,30 +46,16 @@ class Sizes:
             return self.optimizer_bytes(bucket, group) if word == "state" else self.bucket_bytes(bucket, group)
         op = self._dag.ops.get(name.removeprefix("weight ").removeprefix("residuals "))
         if op is not None and word in ("residuals", "weight"):
-            return self.residual_bytes(op, group)
+            return op.residual_bytes // self._parts(group)
         value = self._dag.values.get(name)
         if value is None or value.batch_dim is None:
             return value.nbytes if value else 0
         return value.nbytes // self._parts(group)
 
-    def residual_bytes(self, op: Op, group: str) -> int:
-        """Bytes that the forward of ``op`` keeps for its backward: under full rematerialization only its inputs.
-
-        Policies that save some of the products are counted as if they saved all: an upper bound.
-        """
-        if op.remat == "nothing_saveable":
-            return sum(self.value_bytes(name, group) for name in self._inputs.get(op.name, ()))
-        return op.residual_bytes // self._parts(group)
-
-    def recomputed_bytes(self, op: Op, group: str) -> int:
-        """Bytes that exist only while a rematerialized backward runs."""
-        return op.residual_bytes // self._parts(group) if op.remat == "nothing_saveable" else 0
-
     def bucket_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the trainable leaves of ``bucket`` on one device, before any ZeRO sharding."""
-        return sum(leaf.nbytes for leaf in bucket.leaves if leaf.kind == "trainable") // self._expert_shards(
-            bucket, group
-        )
+        trainable = sum(leaf.nbytes for leaf in bucket.leaves if leaf.kind == "trainable")
+        return trainable // self._expert_shards(bucket, group)
 
     def parameter_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of all leaves of ``bucket`` that one device keeps between steps."""
@@ -97,12 +82,3 @@ class Sizes:
 
     def _parts(self, group: str) -> int:
         return self._dag.num_microbatches * self.replicas(group)
-
-
-def _forward_inputs(dag: Dag) -> dict[str, dict[str, None]]:
-    """Names of the values that enter the forward of each op."""
-    inputs: dict[str, dict[str, None]] = {}
-    for edge in dag.data:
-        if edge.dst.PASS == "F" and not edge.dst.MB and edge.dst.op in dag.ops:
-            inputs.setdefault(edge.dst.op, {}).update(dict.fromkeys(edge.values))
-    return inputs

@@ -139,8 +139,12 @@ def _facts(report: Report, measured: Report | None) -> list[tuple[str, str, str]
     facts = [(name, value, f"measured {rest[0]}" if rest else "") for name, value, *rest in found]
     peak = max(report.groups, key=lambda group: group.memory.peak_bytes, default=None)
     if peak is not None and peak.memory.peak_bytes:
-        facts.append((f"peak memory, on {peak.name}", bytes_text(peak.memory.peak_bytes), ""))
+        facts.append((f"peak memory, on {peak.name}", bytes_text(peak.memory.peak_bytes), _of(report.device_bytes)))
     return facts
+
+
+def _of(device_bytes: int | None) -> str:
+    return "" if device_bytes is None else f"of {bytes_text(device_bytes)}"
 
 
 def _group(group: GroupReport, kinds: list[str], stretch: float) -> dict[str, Any]:

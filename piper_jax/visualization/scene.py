@@ -30,7 +30,6 @@ MEMORY_COLORS = {
     "gradients": "#33a08c",
     "activations": "#3f74c1",
     "transfers": "#8d99a6",
-    "temporary": "#e8b54a",
 }
 
 

@@ -21,7 +21,17 @@ def summary_text(report: Report) -> str:
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
     shown = lines if len(rows) <= MAX_ROWS else [*lines[: 1 + MAX_ROWS], f"... {len(rows) - MAX_ROWS} more groups"]
-    return "\n".join([heading_text(report), *shown])
+    return "\n".join([heading_text(report), *shown, *_shortage(report)])
+
+
+def _shortage(report: Report) -> list[str]:
+    """A line that says so if a device has less memory than a group needs."""
+    if report.device_bytes is None or report.peak_bytes <= report.device_bytes:
+        return []
+    short = [group for group in report.groups if group.memory.peak_bytes > report.device_bytes]
+    names = ", ".join(group.name for group in short[:8]) + (", ..." if len(short) > 8 else "")
+    needed, given = bytes_text(report.peak_bytes), bytes_text(report.device_bytes)
+    return [f"does not fit: a device has {given}; {names} need up to {needed}"]
 
 
 def summary_html(report: Report) -> str:

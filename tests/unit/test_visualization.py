@@ -36,7 +36,7 @@ def planned() -> Report:
 def overlapped() -> Report:
     """Two stages on one group; the forward of one microbatch overlaps the backward of another."""
     dag = pipeline_dag(gpipe, 2, 2)
-    tasks = "F0,0 F1,0 F0,1 B1,0 B0,0 F1,1 B1,1 B0,1".split()
+    tasks = ["F0,0", "F1,0", "F0,1", "B1,0", "B0,0", "F1,1", "B1,1", "B0,1"]
     ids = [NodeId(f"layers.{t[1]}", t[0], PP=int(t[1]), MB=int(t[3])) for t in tasks]
     together = [ids[:1], ids[1:2], ids[2:4], ids[4:5], ids[5:6], ids[6:7], ids[7:]]
     nodes = {n: node for n, node in dag.nodes.items() if node.id.op in dag.ops}
@@ -88,6 +88,12 @@ def test_a_report_shows_in_notebooks(planned):
     assert "data:image/png;base64," in html
     assert "&lt;&amp;&gt;" in html
     assert html.count("<tr>") == 4
+
+
+def test_a_report_says_when_memory_does_not_fit(planned):
+    assert "does not fit" not in str(planned)
+    tight = replace(planned, device_bytes=1 << 20)
+    assert str(tight).splitlines()[-1] == "does not fit: a device has 1.00 MiB; g0, g1, g2 need up to 4.20 MiB"
 
 
 # -- scene --------------------------------------------------------------------------------------------

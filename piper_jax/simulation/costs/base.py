@@ -45,6 +45,11 @@ class CostModel(ABC):
         """How many groups compute at full speed at once; None if every group has its own processor."""
         return None
 
+    @property
+    def device_bytes(self) -> int | None:
+        """Memory of one device, if the model knows the hardware."""
+        return None
+
     @abstractmethod
     def bind(self, dag: Dag) -> Callable[[Node], Cost]:
         """The cost function for the nodes of ``dag``, a completed plan."""

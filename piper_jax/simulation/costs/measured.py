@@ -53,6 +53,11 @@ class MeasuredCosts(CostModel):
         """``num_processors``."""
         return self.num_processors
 
+    @property
+    def device_bytes(self) -> int | None:
+        """That of the fallback."""
+        return self.fallback.device_bytes if self.fallback else None
+
     def bind(self, dag: Dag) -> Callable[[Node], Cost]:
         """The cost function for the nodes of ``dag``.
 

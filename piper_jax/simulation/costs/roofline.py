@@ -18,8 +18,7 @@ class RooflineCosts(CostModel):
     """Seconds from the plan's FLOPs and bytes and a hardware profile (Williams et al. 2009).
 
     A pass takes the longer of its arithmetic and its memory traffic (parameters, values in and out, residuals), both
-    divided by the microbatches and by the devices of the group. Where an op is rematerialized its backward repeats the
-    forward.
+    divided by the microbatches and by the devices of the group.
 
     Attributes:
       hardware: a profile, or the name of one.
@@ -38,6 +37,11 @@ class RooflineCosts(CostModel):
     def concurrency(self) -> float | None:
         """That of the hardware."""
         return hardware_profile(self.hardware).concurrency
+
+    @property
+    def device_bytes(self) -> int | None:
+        """That of the hardware."""
+        return hardware_profile(self.hardware).memory_bytes
 
     def bind(self, dag: Dag) -> Callable[[Node], Cost]:
         """The cost function for the nodes of ``dag``."""
@@ -102,17 +106,16 @@ class _PassSeconds:
 
 
 def pass_flops(op: Op, PASS: str) -> int:
-    """Floating-point operations of one pass over the whole batch; a rematerialized backward repeats the forward."""
-    again = op.flops_forward if op.remat is not None else 0
+    """Floating-point operations of one pass over the whole batch."""
     match PASS:
         case "F":
             return op.flops_forward
         case "BI":
-            return again + op.flops_backward_input
+            return op.flops_backward_input
         case "BW":
             return op.flops_backward_weight
         case _:
-            return again + op.flops_backward_input + op.flops_backward_weight
+            return op.flops_backward_input + op.flops_backward_weight
 
 
 def _values_of_passes(dag: Dag) -> tuple[dict[tuple[str, str | None], dict[str, None]], dict[str, str]]:

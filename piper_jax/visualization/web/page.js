@@ -96,7 +96,7 @@ function drawTimeline() {
     pen.fillStyle = lane.compute ? idle : thin;
     pen.fillRect(GUTTER, lane.top, width - GUTTER, lane.height);
   }
-  drawAxis(pen, x, height, muted, line);
+  drawAxis(pen, x, width, height, muted, line);
   pen.save();
   pen.beginPath();
   pen.rect(GUTTER, 0, width - GUTTER, height);
@@ -106,7 +106,7 @@ function drawTimeline() {
   pen.restore();
   drawNames(pen, ink, muted);
 }
-function drawAxis(pen, x, bottom, muted, line) {
+function drawAxis(pen, x, right, bottom, muted, line) {
   pen.font = "11.5px system-ui, sans-serif";
   pen.textAlign = "center";
   pen.textBaseline = "alphabetic";
@@ -114,7 +114,8 @@ function drawAxis(pen, x, bottom, muted, line) {
     pen.fillStyle = line;
     pen.fillRect(Math.round(x(tick)), AXIS - 6, 1, bottom - AXIS + 6);
     pen.fillStyle = muted;
-    pen.fillText(timeText(tick), Math.max(x(tick), GUTTER + 8), 14);
+    const text = timeText(tick), half = pen.measureText(text).width / 2;
+    pen.fillText(text, Math.min(Math.max(x(tick), GUTTER + half), right - half), 14);
   }
 }
 function drawLane(pen, lane, scale, x, ink) {
