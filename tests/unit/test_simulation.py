@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -212,3 +213,13 @@ def test_every_profile_gives_a_finite_step(name):
     assert 0 < report.makespan < 3600
     assert 0 < report.bubble < 1
     assert report.costs == f"roofline {name.lower()}"
+
+
+# -- size -------------------------------------------------------------------------------------------
+def test_fifty_thousand_nodes_in_seconds():
+    dag = pipeline_dag(one_f_one_b, 64, 128)
+    assert len(dag.nodes) > 48_000
+    start = time.process_time()
+    report = simulate(dag)
+    assert time.process_time() - start < 10
+    assert report.bubble == pytest.approx(63 / (128 + 63))
