@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import PARTITION
 from piper_jax.lowering.instruction import Instruction, Role
-from piper_jax.lowering.keys import DONATED, Key
+from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.slots import local_spec
@@ -39,10 +39,7 @@ class Builder:
     def compile(self, group: str, local: LocalProgram) -> Compiled:
         """The executable of a local program on a group; what it overwrites is donated."""
         mesh = self.context.meshes[group]
-        donate = [
-            k for k, key in enumerate(local.reads)
-            if key.kind in DONATED or (key.kind in ("state", "optimizer", "step") and key in local.writes)
-        ]  # fmt: skip
+        donate = [k for k, key in enumerate(local.reads) if self._is_overwritten(key, local.writes)]
 
         def body(*args: Any) -> list[Any]:
             env = {key: _local_view(key, a) for key, a in zip(local.reads, args, strict=True)}
@@ -54,6 +51,14 @@ class Builder:
             in_specs=[PARTITION[k.layout] for k in local.reads], out_specs=[PARTITION[k.layout] for k in local.writes],
             donate=donate,
         )  # fmt: skip
+
+    def _is_overwritten(self, key: Key, writes: Collection[Key]) -> bool:
+        """Whether an output has the use and the layout of this input: itself, or gradient for accumulator and back."""
+        if key in writes:
+            return True
+        other = {"accumulator": "gradient", "gradient": "accumulator"}.get(key.kind)
+        twin = key._replace(kind=other or key.kind)
+        return twin in writes and local_spec(self.context, twin).dtype == local_spec(self.context, key).dtype
 
     def global_spec(self, key: Key) -> jax.ShapeDtypeStruct:
         """Shape and dtype of a register."""

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Send
 from piper_jax.lowering.builder import Builder
-from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import JOINT_AXES, P, joint_mesh
+from piper_jax.lowering.context import Context, reduced_buckets
+from piper_jax.lowering.group_mesh import JOINT_AXES, OWNER, REPLICA_AXES, P, joint_mesh
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.updates import flat_sum
@@ -69,35 +69,33 @@ def exchange(builder: Builder, node: Collective) -> Instruction:
 
 
 def joint_reduction(builder: Builder, node: Collective) -> Instruction:
-    """ONE gradient reduction of a bucket over all devices of all its owners."""
-    context = builder.context
-    owners, leaves = context.owners[str(node.bucket)], context.source.bucket_leaves[str(node.bucket)]
+    """ONE gradient reduction over all devices of all owners of the buckets."""
+    context, buckets = builder.context, reduced_buckets(node)
+    owners = context.owners[buckets[0]]
+    leaves = [leaf for bucket in buckets for leaf in context.source.bucket_leaves[bucket]]
     joint = joint_mesh([context.meshes[g] for g in owners])
-    specs = [
-        jax.ShapeDtypeStruct((context.replicas * len(owners), *s.shape), s.dtype)
-        for s in map(context.accumulator_spec, leaves)
-    ]
+    accumulated = [context.accumulator_spec(leaf) for leaf in leaves]
+    rows = context.replicas * len(owners)
 
     def body(*arrays: Any) -> list[Any]:
-        sums = flat_sum([a[0] for a in arrays], (joint.stacked.spec[0]))
-        gradients = [s.astype(context.leaf_spec(i).dtype) for i, s in zip(leaves, sums, strict=True)]
-        return [*gradients, *(jnp.zeros_like(a) for a in arrays)]
+        sums = flat_sum([a[0] for a in arrays], (OWNER, *REPLICA_AXES))
+        return [s.astype(context.leaf_spec(i).dtype) for i, s in zip(leaves, sums, strict=True)]
 
     program = builder.compiler.compile(
-        body, label=f"reduce {node.bucket}", mesh=joint.mesh, specs=specs, in_specs=[joint.stacked.spec] * len(leaves),
-        out_specs=[*[P()] * len(leaves), *[joint.stacked.spec] * len(leaves)], donate=range(len(leaves)),
+        body, label=f"reduce {'+'.join(buckets)}", mesh=joint.mesh,
+        specs=[jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in accumulated],
+        in_specs=[joint.stacked.spec] * len(leaves), out_specs=[P()] * len(leaves),
+        donate=[k for k, s in enumerate(accumulated) if s.dtype == context.leaf_spec(leaves[k]).dtype],
     )  # fmt: skip
 
     def call(*arrays: jax.Array) -> list[jax.Array]:
-        results = program.call(*(joint.join(arrays[k :: len(leaves)]) for k in range(len(leaves))))
-        gradients = [joint.split(r) for r in results[: len(leaves)]]
-        zeros = [joint.unstack(r) for r in results[len(leaves) :]]
-        return [found[o] for o in range(len(owners)) for found in (*gradients, *zeros)]
+        sums = program.call(*(joint.join(arrays[k :: len(leaves)]) for k in range(len(leaves))))
+        return [found for per_owner in zip(*map(joint.split, sums), strict=True) for found in per_owner]
 
     return Instruction(
         role="joint", label=program.label, call=call, nodes=(node.id,), program=program,
         reads=tuple(Key("accumulator", g, i) for g in owners for i in leaves),
-        writes=tuple(Key(kind, g, i) for g in owners for kind in ("gradient", "accumulator") for i in leaves),
+        writes=tuple(Key("gradient", g, i) for g in owners for i in leaves),
     )  # fmt: skip
 
 

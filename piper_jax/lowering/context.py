@@ -113,10 +113,8 @@ class Context:
 
     @cached_property
     def reductions(self) -> tuple[Collective, ...]:
-        """Gradient reductions, in plan order."""
-        return tuple(
-            n for n in self.dag.nodes.values() if isinstance(n, Collective) and n.bucket and n.kind == "all_reduce"
-        )
+        """Gradient reductions, in plan order; see :func:`reduced_buckets`."""
+        return tuple(n for n in self.dag.nodes.values() if isinstance(n, Collective) and reduced_buckets(n))
 
     def leaf_spec(self, leaf: int) -> jax.ShapeDtypeStruct:
         aval = self.program.flat.avals[self.program.state_input(leaf)]
@@ -153,6 +151,13 @@ class Context:
     @staticmethod
     def key_spec() -> jax.ShapeDtypeStruct:
         return key_spec()
+
+
+def reduced_buckets(node: Collective) -> tuple[str, ...]:
+    """The state buckets whose gradients a collective sums, together where ``bucket_bytes`` joins them; or none."""
+    if node.kind != "all_reduce":
+        return ()
+    return tuple(v.removeprefix("gradient ") for v in node.values if v.startswith("gradient "))
 
 
 def context(dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *, training: bool) -> Context:

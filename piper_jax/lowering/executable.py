@@ -12,10 +12,10 @@ from piper_jax.ir.linear import dispatch_order
 from piper_jax.ir.nodes import Collective, Compute, Send, Update
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.communication import exchange, joint_reduction, sent_keys, transfer
-from piper_jax.lowering.context import Context
+from piper_jax.lowering.context import Context, reduced_buckets
 from piper_jax.lowering.fusion import fuse
 from piper_jax.lowering.instruction import Instruction
-from piper_jax.lowering.keys import DONATED, Key
+from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.prologue import clocks, prologue
@@ -60,8 +60,8 @@ class Lowering:
         readers: dict[Key, set[int]] = {}
         for position, slot in enumerate(order):
             found = steps.get(slot, [])
-            inside = {k for s in found for k in s.writes if k.kind not in DONATED}
-            reads = [k for s in found for k in (*s.reads, *(w for w in s.writes if w.kind in DONATED))]
+            inside = {k for s in found for k in s.writes if k.kind not in ACCUMULATED}
+            reads = [k for s in found for k in (*s.reads, *(w for w in s.writes if w.kind in ACCUMULATED))]
             for key in reads if found else self._sent(slot):
                 if key not in inside:
                     readers.setdefault(key, set()).add(position)
@@ -83,7 +83,7 @@ class Lowering:
                 yield self.builder.local("update", str(node.group), local, slot.nodes)
             case Collective() if node.kind == "all_gather" and not node.bucket:
                 yield exchange(self.builder, node)
-            case Collective() if node.kind == "all_reduce" and node.group not in self.context.meshes:
+            case Collective() if reduced_buckets(node) and node.group not in self.context.meshes:
                 yield joint_reduction(self.builder, node)
             case _:
                 return

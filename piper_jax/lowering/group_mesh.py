@@ -95,17 +95,6 @@ class JointMesh:
             for m in self.members
         ]
 
-    def unstack(self, array: jax.Array) -> list[jax.Array]:
-        """The inverse of ``join``."""
-        by_device = {s.device: s.data for s in array.addressable_shards}
-        rows = array.shape[0] // len(self.members)
-        return [
-            jax.make_array_from_single_device_arrays(
-                (rows, *array.shape[1:]), m.shardings["stacked"], [by_device[d] for d in m.devices if d in by_device]
-            )
-            for m in self.members
-        ]
-
 
 def joint_mesh(members: Sequence[GroupMesh]) -> JointMesh:
     """The joint mesh of ``members``; they must have the same shape."""

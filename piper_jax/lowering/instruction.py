@@ -28,10 +28,11 @@ class Instruction:
 
 def last_uses(instructions: Sequence[Instruction], kept: Iterable[Key]) -> list[tuple[Key, ...]]:
     """For each instruction, the registers that nothing reads after it and that are not ``kept``."""
-    seen = set(kept)
+    live = set(kept)
     frees: list[tuple[Key, ...]] = []
     for instruction in reversed(instructions):
         touched = dict.fromkeys((*instruction.reads, *instruction.writes))
-        frees.append(tuple(k for k in touched if k not in seen))
-        seen.update(touched)
+        frees.append(tuple(k for k in touched if k not in live))
+        live.difference_update(instruction.writes)
+        live.update(instruction.reads)
     return frees[::-1]

@@ -12,7 +12,7 @@ Kind = Literal[
 Layout = Literal["replicated", "stacked", "batch"]
 
 _STACKED = frozenset({"value", "cotangent", "residual", "crossing", "accumulator", "metric", "exchange"})
-DONATED = frozenset({"accumulator", "metric"})
+ACCUMULATED = frozenset({"accumulator", "metric"})
 
 
 class Key(NamedTuple):

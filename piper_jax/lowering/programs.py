@@ -33,9 +33,11 @@ class Compiler:
     """Compiles programs, each distinct one once; equal ones on other devices re-use the executable.
 
     Attributes:
+      donation: whether programs may overwrite their inputs' buffers.
       num_compiles: XLA compilations so far.  num_shared: programs that re-used one.
     """
 
+    donation: bool = True
     num_compiles: int = 0
     num_shared: int = 0
     known: dict[str, tuple[tuple[Any, ...], jax.stages.Compiled]] = field(default_factory=dict)
@@ -61,6 +63,8 @@ class Compiler:
           donate: positions of inputs whose buffers the outputs may take over.
         """
 
+        donate = tuple(donate) if self.donation else ()
+
         def piper_program(*args: Any) -> tuple[Any, ...]:
             return tuple(body(*args))
 
@@ -72,7 +76,7 @@ class Compiler:
             mapped,
             in_shardings=tuple(shardings[0]),
             out_shardings=tuple(shardings[1]),
-            donate_argnums=tuple(donate),
+            donate_argnums=donate,
             keep_unused=True,
         )
         lowered = jitted.lower(*specs)

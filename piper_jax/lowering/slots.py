@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import REPLICA_AXES
-from piper_jax.lowering.keys import DONATED, Key
+from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.tracing.flat import Flat, read
 
 
@@ -47,7 +47,7 @@ class Step:
         self.flat.run(self.flat.eqns, values, REPLICA_AXES)
         for key, atom in zip(self.writes, self.flat.outputs, strict=True):
             value = jnp.asarray(read(atom, values))
-            env[key] = self._accumulated(env, key, value) if key.kind in DONATED else value
+            env[key] = self._accumulated(env, key, value) if key.kind in ACCUMULATED else value
 
     def _input(self, env: Mapping[Key, Any], source: tuple[Key, ...] | str, dtype: Any) -> Any:
         if isinstance(source, str):
@@ -113,7 +113,7 @@ def _step(
     kept = tuple(i if v in used else None for i, v in zip(inputs, flat.inputs, strict=True))
     reads = [k for source in kept if isinstance(source, tuple) for k in source]
     reads += [Key("seed", group)] if "total" in kept else []
-    reads += [k for k in writes if k.kind in DONATED]
+    reads += [k for k in writes if k.kind in ACCUMULATED]
     if any(k.kind == "key" for k in reads):
         reads.append(Key("step", group))
     if any(k.kind in ("key", "batch") or context.reduction_of(k) in ("samples", "last") for k in reads):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from piper_jax.lowering.context import Context
+from piper_jax.lowering.context import Context, reduced_buckets
 from piper_jax.lowering.exchange import num_words, pack, unpack
 from piper_jax.lowering.group_mesh import REPLICA_AXES
 from piper_jax.lowering.keys import Key
@@ -37,69 +37,63 @@ class GroupUpdate:
     rounds: int
 
     def reduction(self) -> LocalProgram:
-        """Accumulators -> gradients (for ``gradients`` and where no update follows); accumulators become zero."""
-        accumulators = [Key("accumulator", self.group, i) for i in self.leaves if i not in self.joint]
-        gradients = [Key("gradient", self.group, i) for i in self.leaves if i not in self.joint]
-
-        def body(env: dict[Key, Any]) -> dict[Key, Any]:
-            return {**self._reduce(env), **{k: jnp.zeros_like(env[k]) for k in accumulators}}
-
+        """Accumulators -> gradients, for ``gradients`` and where no update follows."""
+        local = [i for i in self.leaves if i not in self.joint]
         return LocalProgram(
-            label=f"reduce {self.group}", reads=tuple(accumulators), writes=(*gradients, *accumulators), body=body
+            label=f"reduce {self.group}",
+            reads=tuple(Key("accumulator", self.group, i) for i in local),
+            writes=tuple(Key("gradient", self.group, i) for i in local),
+            body=self._reduce,
         )
 
     def round(self, k: int) -> LocalProgram:
-        """The program of round ``k``; the last one writes parameters and optimizer state."""
+        """The program of round ``k``.
+
+        Round 0 reduces the accumulators. The last round writes parameters and optimizer state, and zeroed accumulators
+        into the buffers of the gradients.
+        """
         program = self.context.source.optimizer
         assert program is not None
         last = k == self.rounds
         wanted = self._final_atoms(program) if last else self._sent(program, k)
         given = self._given(program)
-        exchanged = [v for r in range(k) for v in program.exchanged[r]]
-        eqns = program.flat.needed(wanted.values(), [*given, *exchanged])
-        used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {
-            a for a in wanted.values() if isinstance(a, int)
-        }
-        produced = {o for i in eqns for o in program.flat.eqns[i].outputs}
-        own = [key for value, key in given.items() if value in used and value not in produced]
-        reads, fresh = self._round_reads(own, first=k == 0, last=last)
-        writes = [*wanted] if last else [*fresh, Key("exchange", self.group, k)]
-        accumulators = [key for key in reads if key.kind == "accumulator"]
-        gathered = [Key("gathered", self.group, r) for r in range(k)]
+        eqns = program.flat.needed(wanted.values(), [*given, *(v for r in range(k) for v in program.exchanged[r])])
+        reduced = [Key("gradient", self.group, i) for i in self.leaves if i not in self.joint] if k == 0 else []
+        zeroed = [Key("accumulator", self.group, i) for i in self.leaves] if last else []
+        reads = dict.fromkeys(Key("accumulator", self.group, key.item) for key in reduced)
+        reads.update(dict.fromkeys(key for key in self._used(program, eqns, wanted.values()) if key not in reduced))
+        reads.update(dict.fromkeys(Key("gradient", self.group, key.item) for key in zeroed))
+        reads = {key: None for key in reads if key not in reduced}
         clock = [Key("step", self.group)] if last else []
+        sent = [] if last else [*reduced, Key("exchange", self.group, k)]
 
         def body(env: dict[Key, Any]) -> dict[Key, Any]:
-            env = {**env, **(self._reduce(env) if accumulators else {})}
+            env = {**env, **(self._reduce(env) if reduced else {})}
             values = {**program.flat.consts, **{v: env[key] for v, key in given.items() if key in env}}
             values.update(self._received(program, k, env))
             program.flat.run((program.flat.eqns[i] for i in eqns), values)
-            out: dict[Key, Any] = {key: jnp.zeros_like(env[key]) for key in accumulators}
-            out.update({key: env[key] for key in fresh})
+            out = {key: env[key] for key in reduced}
+            for key in zeroed:
+                known = self.context.accumulator_spec(key.item)
+                out[key] = jnp.zeros(known.shape, known.dtype)
             out.update({key: env[key] + 1 for key in clock})
             if last:
-                out.update({key: jnp.asarray(read(atom, values)) for key, atom in wanted.items()})
-            else:
-                words = pack([values[v] for v in wanted.values()])
-                width = self._width(program, k)
-                out[Key("exchange", self.group, k)] = jnp.pad(words, (0, width - words.shape[0]))
+                return {**out, **{key: jnp.asarray(read(atom, values)) for key, atom in wanted.items()}}
+            words = pack([values[v] for v in wanted.values()])
+            out[Key("exchange", self.group, k)] = jnp.pad(words, (0, self._width(program, k) - words.shape[0]))
             return out
 
         return LocalProgram(
             label=f"update {self.group}" + (f" round {k}" if k else ""),
-            reads=(*reads, *gathered, *clock),
-            writes=(*writes, *accumulators, *clock),
+            reads=(*reads, *(Key("gathered", self.group, r) for r in range(k)), *clock),
+            writes=(*(wanted if last else sent), *zeroed, *clock),
             body=body,
         )
 
-    def _round_reads(self, own: Sequence[Key], *, first: bool, last: bool) -> tuple[list[Key], list[Key]]:
-        """Inputs of a round, and the gradients it reduces for later rounds."""
-        local = [i for i in self.leaves if i not in self.joint]
-        kept = [k for k in own if not (first and k.kind == "gradient" and k.item in local)]
-        if not first:
-            return kept, []
-        return kept + [Key("accumulator", self.group, i) for i in local], (
-            [] if last else [Key("gradient", self.group, i) for i in local]
-        )
+    def _used(self, program: OptimizerProgram, eqns: Sequence[int], wanted: Iterable[Any]) -> list[Key]:
+        """What the equations of a round read of this group's gradients and state."""
+        used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {a for a in wanted if isinstance(a, int)}
+        return [key for value, key in self._given(program).items() if value in used]
 
     def _given(self, program: OptimizerProgram) -> dict[int, Key]:
         """Values of the optimizer program that this group has -> their keys."""
@@ -202,11 +196,11 @@ def _group_update(
 ) -> GroupUpdate:
     here, joint = [], set()
     for node in context.reductions:
-        bucket = context.source.bucket_leaves[str(node.bucket)]
+        leaves_of = [leaf for bucket in reduced_buckets(node) for leaf in context.source.bucket_leaves[bucket]]
         if node.group == group:
-            here.append(tuple(bucket))
-        elif group in context.owners[str(node.bucket)]:
-            joint.update(bucket)
+            here.append(tuple(leaves_of))
+        elif group in context.owners[reduced_buckets(node)[0]]:
+            joint.update(leaves_of)
     return GroupUpdate(
         context=context,
         group=group,

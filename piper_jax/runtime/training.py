@@ -19,8 +19,10 @@ from piper_jax.planning import Plan, Strategy, Unbound
 from piper_jax.runtime.bisection import Bisection, Difference
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
+from piper_jax.runtime.profiling import profile
 from piper_jax.runtime.ready import Ready, accumulator_keys, first_gradients, prepare, zeros
 from piper_jax.runtime.state import StateLayout, TrainState, state_layout
+from piper_jax.simulation import Report, measured_report
 from piper_jax.tracing.source import Source
 from piper_jax.tracing.trace import trace
 
@@ -44,6 +46,7 @@ class Train:
     _ready: dict[tuple[str, int], Ready] = field(default_factory=dict)
     _other: dict[Any, Train] = field(default_factory=dict)
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
+    _profiled: Train | None = None
 
     # -- state ---------------------------------------------------------------------------------------
     def init(self, params: Any, seed: int = 0) -> TrainState:
@@ -116,13 +119,27 @@ class Train:
 
         Values between stages, their cotangents and the gradients are compared in dispatch order; changes nothing.
         """
-        values = self._source.batch.values(batch)
-        ready = self._compiled("gradients", self._batch_size(values))
+        ready, values = self._for_batch("gradients", batch)
         instructions = ready.executor.instructions
         kept = dict.fromkeys(k for i in instructions for k in i.writes)
         given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
         registers = Executor(instructions, tuple(kept)).run({**given, **zeros(ready.context)})
         return Bisection(context=ready.context, registers={**given, **registers}, rtol=rtol).first(instructions)
+
+    def profile(self, state: TrainState, batch: Any, title: str = "") -> Report:
+        """Runs one step twice without donation and measures the second; the state is not consumed.
+
+        Returns:
+          A report like a simulated one: spans in seconds, busy time and bubble, memory by kind on each group.
+        """
+        if self._profiled is None:
+            self._profiled = Train(plan=self.plan, devices=self.devices, compiler=Compiler(donation=False), _base=self)
+        ready, values = self._profiled._for_batch("step", batch)
+        for _ in range(2):
+            given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **zeros(ready.context)}
+            jax.block_until_ready(given)
+            found = profile(ready.context, ready.executor.instructions, given, ready.executor.wanted)
+        return measured_report(self.plan, found.spans, memory=found.memory, title=title)
 
     # -- reports ---------------------------------------------------------------------------------------
     def instructions(self, batch_size: int | None = None) -> tuple[Instruction, ...]:
@@ -158,7 +175,7 @@ class Train:
             state_keys = self._layout.keys if self._layout else ()
             wanted = {
                 "step": (*state_keys, *accumulator_keys(found)),
-                "gradients": (*accumulator_keys(found), *first_gradients(found)),
+                "gradients": first_gradients(found),
                 "evaluate": (),
             }[mode]
             self._ready[mode, size] = prepare(found, instructions, wanted, self.devices[0])
@@ -173,17 +190,21 @@ class Train:
                 self._layout = self._layout or state_layout(found, lowering.builder.updates)
         return self._lowered[size, training]
 
+    def _for_batch(self, mode: str, batch: Any) -> tuple[Ready, list[Any]]:
+        """The executable for this batch, and its leaves."""
+        values = self._source.batch.values(batch)
+        return self._compiled(mode, self._batch_size(values)), values
+
     def _run(self, mode: str, state: TrainState, batch: Any) -> tuple[Ready, dict[Key, Any]]:
         """Runs one mode on a batch; returns the kept registers."""
-        values = self._source.batch.values(batch)
-        ready = self._compiled(mode, self._batch_size(values))
+        ready, values = self._for_batch(mode, batch)
         given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
         if mode == "evaluate":
             return ready, ready.executor.run(given)
         given.update(self._accumulators or zeros(ready.context))
         self._accumulators = {}
         results = ready.executor.run(given)
-        self._accumulators = {k: results[k] for k in accumulator_keys(ready.context)}
+        self._accumulators = {k: v for k, v in results.items() if k.kind == "accumulator"}
         return ready, results
 
     def _registers(self, ready: Ready, state: TrainState) -> dict[Key, Any]:

@@ -1,0 +1,132 @@
+"""Measures one step as it runs: when each program and transfer ended, and what each group held."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.instruction import Instruction, last_uses
+from piper_jax.lowering.keys import Key
+from piper_jax.simulation.report import GroupMemory, MemoryStep, Span
+
+_SPAN_KIND = {
+    "transfer": "send",
+    "exchange": "all_gather",
+    "joint": "all_reduce",
+    "update": "update",
+    "reduce": "update",
+}
+_MEMORY_KIND = {"state": "parameters", "optimizer": "optimizer", "accumulator": "gradients", "gradient": "gradients"}
+_ACTIVATIONS = ("value", "cotangent", "residual", "crossing")
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Waits for the results of one stream in order, and notes when each was there."""
+
+    queue: SimpleQueue = field(default_factory=SimpleQueue)
+    ends: list[float] = field(default_factory=list)
+
+    def watch(self) -> None:
+        while (results := self.queue.get()) is not None:
+            jax.block_until_ready(results)
+            self.ends.append(time.perf_counter())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was measured: spans with times in seconds on one clock, and memory by group."""
+
+    spans: tuple[Span, ...]
+    memory: dict[str, GroupMemory]
+    registers: dict[Key, Any]
+
+
+def profile(
+    context: Context, instructions: Sequence[Instruction], given: Mapping[Key, Any], wanted: Sequence[Key]
+) -> Profile:
+    """Dispatches as the executor does, with one waiting thread for each group and each link.
+
+    A span starts when its inputs were there and its stream was free. The programs must not donate, since the threads
+    hold their results; gradient buffers that a step would re-use are counted once.
+    """
+    streams: dict[str, _Stream] = {}
+    for instruction in instructions:
+        streams.setdefault(_stream(instruction), _Stream())
+    threads = [threading.Thread(target=s.watch, daemon=True) for s in streams.values()]
+    for thread in threads:
+        thread.start()
+    registers, dispatched, memory = dict(given), [], {g: [] for g in context.meshes}
+    begin = time.perf_counter()
+    for instruction, dead in zip(instructions, last_uses(instructions, wanted), strict=True):
+        dispatched.append(time.perf_counter())
+        results = instruction.call(*[registers[k] for k in instruction.reads])
+        streams[_stream(instruction)].queue.put(results)
+        registers.update(zip(instruction.writes, results, strict=True))
+        reused = [k for k in dead if k.kind in ("accumulator", "gradient")]
+        for key in reused:
+            registers.pop(key)
+        _sample(context, registers, memory, dispatched[-1] - begin)
+        for key in dead:
+            registers.pop(key, None)
+    for stream in streams.values():
+        stream.queue.put(None)
+    for thread in threads:
+        thread.join()
+    spans = _spans(instructions, dispatched, streams)
+    return Profile(
+        spans=tuple(spans),
+        memory={g: GroupMemory(steps=tuple(steps)) for g, steps in memory.items()},
+        registers={k: registers[k] for k in wanted},
+    )
+
+
+def _stream(instruction: Instruction) -> str:
+    return instruction.label if instruction.role == "transfer" else "+".join(_groups(instruction))
+
+
+def _groups(instruction: Instruction) -> list[str]:
+    keys = instruction.reads if instruction.role == "transfer" else (*instruction.writes, *instruction.reads)
+    return list(dict.fromkeys(k.group for k in keys))
+
+
+def _spans(
+    instructions: Sequence[Instruction], dispatched: Sequence[float], streams: Mapping[str, _Stream]
+) -> list[Span]:
+    position = dict.fromkeys(streams, 0)
+    ready: dict[Key, float] = {}
+    free: dict[str, float] = {}
+    spans = []
+    for instruction, begun in zip(instructions, dispatched, strict=True):
+        name = _stream(instruction)
+        end = streams[name].ends[position[name]]
+        position[name] += 1
+        busy = [free.get(g, 0.0) for g in ([name] if instruction.role == "transfer" else _groups(instruction))]
+        start = min(max(begun, *busy, *(ready.get(k, 0.0) for k in instruction.reads), 0.0), end)
+        ready.update(dict.fromkeys(instruction.writes, end))
+        free.update(dict.fromkeys([name] if instruction.role == "transfer" else _groups(instruction), end))
+        kind = _SPAN_KIND.get(instruction.role, "compute")
+        stream = "send" if instruction.role == "transfer" else "compute"
+        if instruction.nodes:
+            spans += [Span(g, stream, kind, instruction.nodes, start, end) for g in _groups(instruction)]
+    return spans
+
+
+def _sample(context: Context, registers: Mapping[Key, Any], memory: Mapping[str, list[MemoryStep]], now: float) -> None:
+    sizes: dict[str, dict[str, int]] = {g: {} for g in memory}
+    for key, array in registers.items():
+        kind = "activations" if key.kind in _ACTIVATIONS else _MEMORY_KIND.get(key.kind)
+        if kind is not None:
+            share = context.replicas if key.layout == "stacked" else 1
+            size = sizes[key.group]
+            size[kind] = size.get(kind, 0) + array.nbytes // share
+    for group, size in sizes.items():
+        fields = {k: size.get(k, 0) for k in ("parameters", "gradients", "optimizer", "activations")}
+        memory[group].append(MemoryStep(time=now, transfers=0, **fields))
