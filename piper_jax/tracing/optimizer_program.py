@@ -95,6 +95,7 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
 
     flat = flatten(jax.make_jaxpr(update)(specs, specs, list(leaf_specs)), select_branches=True).without_dead_code()
     owner, leaf_owner = _owners(flat, len(specs), list(bucket_of), len(leaf_specs))
+    owner = _mixed_late(flat, owner)
     return OptimizerProgram(
         flat=flat,
         num_trainable=len(specs),
@@ -145,6 +146,29 @@ def _owners(
         if joined_leaves == leaf_owner:
             return tuple(owner), tuple(None if o == MIXED else o for o in leaf_owner)
         leaf_owner = joined_leaves
+
+
+def _mixed_late(flat: Flat, owner: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Scalars of one bucket that only mixing equations read are computed by these too, from what they derive from.
+
+    So a running sum over buckets starts nowhere in particular, and groups with equal parameters run equal programs.
+    """
+    late = list(owner)
+    readers: dict[int, list[int]] = {}
+    for index, eqn in enumerate(flat.eqns):
+        for a in eqn.reads():
+            readers.setdefault(a, []).append(index)
+    outputs = {a for a in flat.outputs if isinstance(a, int)}
+    for eqn in reversed(flat.eqns):
+        scalar = all(flat.avals[v].shape == () for v in (*eqn.outputs, *eqn.reads()))
+        mixed = all(
+            o not in outputs and o in readers and all(late[flat.eqns[i].outputs[0]] == MIXED for i in readers[o])
+            for o in eqn.outputs
+        )
+        if scalar and mixed and any(late[o] is not None for o in eqn.outputs):
+            for o in eqn.outputs:
+                late[o] = MIXED
+    return tuple(late)
 
 
 def _exchanges(flat: Flat, owner: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
