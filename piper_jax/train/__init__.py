@@ -1,0 +1,1 @@
+"""Training from a configuration: data, optimizer, loop, metrics, comparison with one device."""

@@ -1,0 +1,73 @@
+"""What is known of a run while it goes on. Imports no JAX."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+WINDOW_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One step.
+
+    Attributes:
+      step: steps done, from 1.
+      loss: of this step's batch, in nats.
+      tokens_per_second: over the last steps; None until two steps after compiling are done.
+    """
+
+    step: int
+    loss: float
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A finished run.
+
+    Attributes:
+      held_out_loss: mean over the held-out batches, in nats per byte.
+      unigram_entropy: of the bytes that were predicted there, in nats.
+      compile_seconds: of the first step.
+      train_seconds: of the others.
+      tokens_per_second: without the first step; None for a run of one step.
+    """
+
+    num_steps: int
+    held_out_loss: float
+    unigram_entropy: float
+    compile_seconds: float
+    train_seconds: float
+    tokens_per_second: float | None
+
+    def __str__(self) -> str:
+        below = self.unigram_entropy - self.held_out_loss
+        verdict = f"{abs(below):.3f} nats {'below' if below >= 0 else 'ABOVE'} it"
+        rate = "" if self.tokens_per_second is None else f", {self.tokens_per_second:,.0f} tokens/s"
+        return "\n".join(
+            [
+                f"unigram entropy  {self.unigram_entropy:.3f} nats per byte (held-out bytes)",
+                f"held-out loss    {self.held_out_loss:.3f} nats per byte, {verdict}",
+                f"time             {self.compile_seconds:.1f} s first step with compiling, "
+                f"{self.train_seconds:.1f} s for the other {self.num_steps - 1}{rate}",
+            ]
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """Counts tokens per second over a sliding window; the first step, which compiles, is left out."""
+
+    tokens_per_step: int
+    clock: Callable[[], float] = time.perf_counter
+    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS + 1))
+
+    def step_ended(self) -> float | None:
+        """Call after every step; returns tokens per second over at most the last 20."""
+        self._ends.append(self.clock())
+        steps, seconds = len(self._ends) - 1, self._ends[-1] - self._ends[0]
+        return steps * self.tokens_per_step / seconds if steps and seconds > 0 else None
