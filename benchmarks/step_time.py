@@ -1,0 +1,51 @@
+"""Step time under 1F1B as a ratio to plain ``jax.jit`` of the same work on one device, measured in turn in one process.
+
+Run: ``python benchmarks/step_time.py [data_parallel] [rounds]``; 2 as first argument is 2 data x 4 pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+DATA_PARALLEL = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 15
+STAGES, MICROBATCHES = 4, 8
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={STAGES * DATA_PARALLEL}"
+
+from block_stack import PipelinedStep, PlainStep, block_stack, interleaved_seconds, median_ratio, random_batch
+
+import piper_jax as piper
+
+LAYERS, DIM, LENGTH, BATCH = 8, 256, 128, 32
+WARM_UP_STEPS = 2
+
+
+def main() -> None:
+    model, batch = block_stack(LAYERS, DIM), random_batch(BATCH, LENGTH, DIM)
+    strategy = piper.Strategy(
+        data_parallel=DATA_PARALLEL,
+        pipeline_parallel=STAGES,
+        num_microbatches=MICROBATCHES,
+        directives=[piper.directive("1F1B")],
+    )
+    pipelined, plain = PipelinedStep(model, batch, strategy), PlainStep(model, MICROBATCHES)
+    for _ in range(WARM_UP_STEPS):
+        losses = float(pipelined(batch)), float(plain(batch))
+    calls = [lambda: (pipelined(batch), pipelined.state), lambda: (plain(batch), plain.state)]
+    ours, theirs = interleaved_seconds(calls, ROUNDS)
+    size = f"{LAYERS} blocks, d={DIM}, {BATCH} x {LENGTH} tokens, {MICROBATCHES} microbatches"
+    print(f"{size}, clip + AdamW, {os.cpu_count()} cores")
+    print(f"1F1B, {DATA_PARALLEL} data x {STAGES} pipeline   {statistics.median(ours):7.3f} s a step")
+    print(f"plain jax.jit, one device   {statistics.median(theirs):7.3f} s a step")
+    print(f"losses after {WARM_UP_STEPS} steps       {losses[0]:.6f} and {losses[1]:.6f}")
+    low, _, high = statistics.quantiles((a / b for a, b in zip(ours, theirs, strict=True)), n=4)
+    print(f"ratio                       {median_ratio(ours, theirs):7.3f}   (quartiles {low:.3f}-{high:.3f})")
+
+
+if __name__ == "__main__":
+    main()
