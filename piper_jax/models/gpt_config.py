@@ -50,7 +50,7 @@ class GPTConfig:
 
 PRESETS = {
     "tiny": GPTConfig(num_layers=4, dim=32, num_heads=2),
-    "demo": GPTConfig(num_layers=8, dim=128, num_heads=4),
+    "demo": GPTConfig(num_layers=8, dim=64, num_heads=2),
     "small": GPTConfig(num_layers=12, dim=768, num_heads=12, compute_dtype="bfloat16"),
 }
 
@@ -59,7 +59,7 @@ def gpt_config(*, preset: str = "demo", **changes: Any) -> GPTConfig:
     """A preset with some fields changed.
 
     Args:
-      preset: ``"tiny"`` (4 x 32), ``"demo"`` (8 x 128) or ``"small"`` (12 x 768, bf16 compute).
+      preset: ``"tiny"`` (4 x 32), ``"demo"`` (8 x 64) or ``"small"`` (12 x 768, bf16 compute).
       **changes: fields of :class:`GPTConfig`.
 
     Raises:

@@ -1,0 +1,34 @@
+"""Where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from piper_jax.errors import ConfigError, PiperError
+
+EXIT_FAULT = 1
+EXIT_CONFIG = 2
+EXIT_INTERRUPTED = 130
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Runs a command and returns its exit code.
+
+    A :class:`PiperError` prints its message alone: 2 for a ConfigError, 1 for any other. Ctrl-C is 130. Whatever else
+    is raised is a fault of piper and keeps its traceback.
+    """
+    try:
+        return command()
+    except ConfigError as error:
+        return _said(error, EXIT_CONFIG)
+    except PiperError as error:
+        return _said(error, EXIT_FAULT)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _said(error: PiperError, code: int) -> int:
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return code
