@@ -32,7 +32,7 @@ class Builder:
         """An instruction that runs ``local`` on ``group``."""
         program = self.compile(group, local)
         return Instruction(
-            role=role, label=local.label, call=program.call, reads=local.reads, writes=local.writes, nodes=nodes,
+            role=role, label=local.label, call=program, reads=local.reads, writes=local.writes, nodes=nodes,
             program=program,
         )  # fmt: skip
 

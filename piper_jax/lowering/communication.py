@@ -58,7 +58,7 @@ def exchange(builder: Builder, node: Collective) -> Instruction:
     )  # fmt: skip
 
     def call(*arrays: jax.Array) -> list[jax.Array]:
-        (gathered,) = program.call(joint.join(arrays))
+        (gathered,) = program(joint.join(arrays))
         return joint.split(gathered)
 
     return Instruction(
@@ -89,7 +89,7 @@ def joint_reduction(builder: Builder, node: Collective) -> Instruction:
     )  # fmt: skip
 
     def call(*arrays: jax.Array) -> list[jax.Array]:
-        sums = program.call(*(joint.join(arrays[k :: len(leaves)]) for k in range(len(leaves))))
+        sums = program(*(joint.join(arrays[k :: len(leaves)]) for k in range(len(leaves))))
         return [found for per_owner in zip(*map(joint.split, sums), strict=True) for found in per_owner]
 
     return Instruction(

@@ -113,7 +113,7 @@ class Lowering:
             self.slot_programs[signature] = self.builder.compile(slot.group, local)
         program = self.slot_programs[signature]
         return Instruction(
-            role="compute", label=program.label, call=program.call, reads=tuple(reads), writes=writes, nodes=slot.nodes,
+            role="compute", label=program.label, call=program, reads=tuple(reads), writes=writes, nodes=slot.nodes,
             program=program,
         )  # fmt: skip
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -14,23 +17,35 @@ from jax.sharding import PartitionSpec as P
 from piper_jax import _jax_compat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Compiled:
-    """An executable with what reports need: a label, the lowered text's hash, and whether XLA compiled it here."""
+    """A program that is compiled, or being compiled by another thread until it is first asked for.
+
+    Attributes:
+      label: what messages and profiles call it.
+      digest: equal for programs whose lowered text is equal.
+      resolve: waits for the executable.
+    """
 
     label: str
-    call: Callable[..., Any]
-    executable: jax.stages.Compiled
     digest: str
+    resolve: Callable[[], jax.stages.Compiled]
+
+    @cached_property
+    def executable(self) -> jax.stages.Compiled:
+        return self.resolve()
+
+    def __call__(self, *args: Any) -> Any:
+        return self.executable(*args)
 
     def hlo(self) -> str:
         """The compiled HLO text."""
         return self.executable.as_text()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Compiler:
-    """Compiles programs, each distinct one once; equal ones on other devices re-use the executable.
+    """Compiles programs, each distinct one once and several at a time; equal ones on other devices re-use it.
 
     Attributes:
       donation: whether programs may overwrite their inputs' buffers.
@@ -40,7 +55,8 @@ class Compiler:
     donation: bool = True
     num_compiles: int = 0
     num_shared: int = 0
-    known: dict[str, tuple[tuple[Any, ...], jax.stages.Compiled]] = field(default_factory=dict)
+    _known: dict[str, tuple[tuple[Any, ...], Future]] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(os.cpu_count()))
 
     def compile(
         self,
@@ -81,17 +97,23 @@ class Compiler:
         )
         lowered = jitted.lower(*specs)
         digest = hashlib.sha256(f"{lowered.as_text()}{donate}".encode()).hexdigest()
-        executable = self._executable(lowered, digest, tuple(mesh.devices.flat))
-        return Compiled(label=label, call=executable, executable=executable, digest=digest)
+        return Compiled(label=label, digest=digest, resolve=self._submit(lowered, digest, tuple(mesh.devices.flat)))
 
-    def _executable(self, lowered: Any, digest: str, devices: tuple[Any, ...]) -> jax.stages.Compiled:
-        if digest in self.known:
-            source, known = self.known[digest]
-            shared = known if source == devices else _jax_compat.relocate(known, source, devices)
-            if shared is not None:
+    def _submit(self, lowered: Any, digest: str, devices: tuple[Any, ...]) -> Callable[[], jax.stages.Compiled]:
+        if digest not in self._known:
+            self.num_compiles += 1
+            self._known[digest] = devices, self._pool.submit(lowered.compile)
+            return self._known[digest][1].result
+        source, known = self._known[digest]
+
+        def shared() -> jax.stages.Compiled:
+            found = known.result()
+            if source != devices:
+                found = _jax_compat.relocate(found, source, devices)
+            if found is not None:
                 self.num_shared += 1
-                return shared
-        self.num_compiles += 1
-        compiled = lowered.compile()
-        self.known.setdefault(digest, (devices, compiled))
-        return compiled
+                return found
+            self.num_compiles += 1
+            return lowered.compile()
+
+        return shared

@@ -25,7 +25,7 @@ class Executor:
         for key in wanted:
             self.index.setdefault(key, len(self.index))
         self._table: list[tuple[Callable[..., Sequence[Any]], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
-            (i.call, self._numbers(i.reads), self._numbers(i.writes), self._numbers(dead))
+            (_direct(i), self._numbers(i.reads), self._numbers(i.writes), self._numbers(dead))
             for i, dead in zip(instructions, last_uses(instructions, wanted), strict=True)
         ]
 
@@ -62,3 +62,9 @@ class Executor:
             for i in dead:
                 registers[i] = None
         return {key: registers[self.index[key]] for key in self.wanted}
+
+
+def _direct(instruction: Instruction) -> Callable[..., Sequence[Any]]:
+    """What is called each step, once its program is compiled: the executable itself where nothing else is done."""
+    executable = instruction.program.executable if instruction.program is not None else None
+    return executable if executable is not None and instruction.call is instruction.program else instruction.call
