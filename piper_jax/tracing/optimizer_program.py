@@ -93,7 +93,14 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
         new = optax.apply_updates(state.trainable_tree(params), updates)
         return [*jax.tree.leaves(new), *jax.tree.leaves(after)]
 
-    flat = flatten(jax.make_jaxpr(update)(specs, specs, list(leaf_specs)), select_branches=True).without_dead_code()
+    try:
+        traced = jax.make_jaxpr(update)(specs, specs, list(leaf_specs))
+    except TypeError as error:
+        raise TraceError(
+            f"optimizer: its update cannot be traced: {error}",
+            help="optimizers whose update needs more than gradients, state and parameters (value=) are not planned yet.",
+        ) from error
+    flat = flatten(traced, select_branches=True).without_dead_code()
     owner, leaf_owner = _owners(flat, len(specs), list(bucket_of), len(leaf_specs))
     owner = _mixed_late(flat, owner)
     return OptimizerProgram(

@@ -228,9 +228,7 @@ class _Assembly:
                 table[f"d {name}"] = replace(known, name=f"d {name}")
         for name in names:
             size = ops[name].residual_bytes
-            table[f"residuals {name}"] = Value(
-                name=f"residuals {name}", nbytes=size, shape=(size,), dtype="uint8"
-            )
+            table[f"residuals {name}"] = Value(name=f"residuals {name}", nbytes=size, shape=(size,), dtype="uint8")
         for bucket, leaves in bucket_leaves.items():
             size = sum(self.state.leaves[i].nbytes for i in leaves)
             for kind in ("parameters", "gradient"):
