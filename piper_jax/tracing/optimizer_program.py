@@ -98,7 +98,7 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
     except TypeError as error:
         raise TraceError(
             f"optimizer: its update cannot be traced: {error}",
-            help="optimizers whose update needs more than gradients, state and parameters (value=) are not planned yet.",
+            help="updates that need more than gradients, state and parameters (value=) cannot be planned yet.",
         ) from error
     flat = flatten(traced, select_branches=True).without_dead_code()
     owner, leaf_owner = _owners(flat, len(specs), list(bucket_of), len(leaf_specs))
