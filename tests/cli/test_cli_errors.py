@@ -1,0 +1,83 @@
+"""A user's mistake on the command line: the message alone, and the right exit code, before anything is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from piper_jax.cli.boundary import exit_code
+from piper_jax.cli.main import app
+from piper_jax.errors import MAX_LINES, ConfigError, PlanError
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "configs" / "gpt_tiny.yaml")
+
+
+def piper(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "check", "config"])
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("train.stepz=2", "unknown key 'train.stepz'.\nhelp: did you mean 'steps'?"),
+        ("train.steps=ten", "train.steps = 'ten': a whole number is expected."),
+        ("strategy.directives=1F2B", "there is no strategy '1F2B'.\nhelp: did you mean '1F1B'?"),
+    ],
+)
+def test_wrong_configuration_exits_with_two(command: str, override: str, part: str):
+    result = piper(command, TINY, override)
+    assert result.exit_code == 2
+    assert part in result.stderr
+    assert result.stderr.startswith("ConfigError: override")
+    assert len(result.stderr.splitlines()) <= MAX_LINES
+    assert not result.stdout
+
+
+def test_a_missing_file_exits_with_two_and_names_the_neighbour():
+    result = piper("plan", TINY.replace("tiny", "tini"))
+    assert result.exit_code == 2
+    assert "did you mean" in result.stderr
+
+
+def test_a_strategy_file_that_is_not_there_exits_with_two():
+    result = piper("plan", TINY, "--directive", "nowhere.py")
+    assert result.exit_code == 2
+    assert "there is no file" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("trian",), ("train",), ("train", TINY, "--stpes", "3")])
+def test_wrong_usage_exits_with_two(arguments: tuple[str, ...]):
+    assert piper(*arguments).exit_code == 2
+
+
+def test_config_prints_what_it_loads():
+    result = piper("config", TINY, "optimizer.learning_rate=1e-5")
+    assert result.exit_code == 0
+    assert "learning_rate: 1.0e-05" in result.stdout
+
+
+def _raises(error: BaseException) -> int:
+    def command() -> int:
+        raise error
+
+    return exit_code(command)
+
+
+def test_errors_print_their_message_alone(capsys: pytest.CaptureFixture[str]):
+    assert _raises(ConfigError("a key is wrong.", help="correct it.")) == 2
+    assert _raises(PlanError("a rule is broken.")) == 1
+    assert capsys.readouterr().err == "ConfigError: a key is wrong.\nhelp: correct it.\nPlanError: a rule is broken.\n"
+
+
+def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str]):
+    assert _raises(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_fault_of_piper_itself_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        _raises(ZeroDivisionError())
