@@ -5,7 +5,14 @@ from __future__ import annotations
 from piper_jax.planning.completion import complete
 from piper_jax.planning.history import Applied
 from piper_jax.planning.plan import Plan, Source, Unbound
-from piper_jax.planning.registry import Registered, find_strategy, load_strategies, strategies, strategy
+from piper_jax.planning.registry import (
+    Registered,
+    find_strategy,
+    load_strategies,
+    strategies,
+    strategies_text,
+    strategy,
+)
 from piper_jax.planning.storage import load_plan, plan_from_json, plan_json
 from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions, directive
 
@@ -26,5 +33,6 @@ __all__ = [
     "plan_from_json",
     "plan_json",
     "strategies",
+    "strategies_text",
     "strategy",
 ]

@@ -13,6 +13,7 @@ from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions, 
 ZERO = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
 SCHEDULE = "1F1B"
 REPLICAS = ("data", "expert")
+MEMORY_OPTIMIZATIONS = {"activation_checkpointing": "ActivationCheckpointing"}
 
 
 def compose(plan: Plan, strategy: object) -> Plan:
@@ -26,7 +27,7 @@ def compose(plan: Plan, strategy: object) -> Plan:
     """
     if not isinstance(strategy, Strategy):
         raise DirectiveError(f"{strategy!r} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...).")
-    named = [(item, find_strategy(item.name)) for item in _all_directives(strategy)]
+    named = [(item, find_strategy(item.name)) for item in _with_memory(_all_directives(strategy))]
     for item, registered in named:
         _require_known_options(item, registered)
     _require_one_schedule(named)
@@ -52,6 +53,24 @@ def _all_directives(strategy: Strategy) -> Sequence[Directive]:
     return strategy.directives if listed else (*strategy.directives, directive(name))
 
 
+def _with_memory(directives: Sequence[Directive]) -> Sequence[Directive]:
+    """Directives that schedules ask for by their option ``memory_optimization`` as directives of their own."""
+    listed: list[Directive] = []
+    for item in directives:
+        own = dict(item.options)
+        wanted = own.get("memory_optimization") if find_strategy(item.name).phase == "schedule" else None
+        if wanted is None:
+            listed.append(item)
+            continue
+        if wanted not in MEMORY_OPTIMIZATIONS:
+            raise DirectiveError(
+                f"{item}: memory_optimization={wanted!r} is unknown.", help=suggest(str(wanted), MEMORY_OPTIMIZATIONS)
+            )
+        del own["memory_optimization"]
+        listed += (Directive(item.name, own), directive(MEMORY_OPTIMIZATIONS[str(wanted)]))
+    return listed
+
+
 def _require_known_options(item: Directive, registered: Registered) -> None:
     for name, _ in item.options:
         if name not in registered.options:
@@ -72,7 +91,7 @@ def _require_one_schedule(named: Sequence[tuple[Directive, Registered]]) -> None
 
 
 def _applied(plan: Plan, strategy: Strategy, item: Directive, registered: Registered) -> Plan:
-    result = registered.function(plan, StrategyOptions.of(strategy, dict(item.options)))
+    result = registered.function(plan, StrategyOptions.of(strategy, dict(item.options), item.name))
     if not isinstance(result, Plan):
         raise DirectiveError(
             f"strategy {item.name!r} in {registered.file} returned {type(result).__name__}, not a plan.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,10 @@ Phase = Literal["schedule", "shard", "replicate", "remat"]
 PHASES: tuple[Phase, ...] = ("schedule", "shard", "replicate", "remat")
 StrategyFunction = Callable[[Plan, StrategyOptions], Plan]
 PACKAGE = Path(__file__).resolve().parents[1]
+SHARED_OPTIONS: Mapping[str, str] = {
+    "memory_optimization": '"activation_checkpointing": activations are computed again in the backward pass',
+}
+"""What every schedule takes; :func:`piper_jax.planning.composition.compose` carries it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ def strategy(
       name: how directives call it.
       phase: ``"schedule"`` for what cuts, splits, places and orders (one per plan), else ``"shard"``, ``"replicate"``
         or ``"remat"``.
-      options: the names of its own options with their meanings; any other is an error for its users.
+      options: the names of its own options with their meanings; any other is an error for its users. Schedules take
+        ``memory_optimization`` besides.
 
     Raises:
       DirectiveError: another file has registered this name.
@@ -68,7 +73,11 @@ def strategy(
                 help="give one of them another name.",
             )
         _registered[name] = Registered(
-            name=name, phase=phase, options=dict(options or {}), function=function, file=file
+            name=name,
+            phase=phase,
+            options={**(options or {}), **(SHARED_OPTIONS if phase == "schedule" else {})},
+            function=function,
+            file=file,
         )
         return function
 
@@ -95,6 +104,17 @@ def strategies() -> Mapping[str, Registered]:
             if path.name != "__init__.py":
                 load_strategies(path)
     return dict(sorted(_registered.items()))
+
+
+def strategies_text(known: Iterable[Registered]) -> str:
+    """Strategies with their options as a Markdown table, as in ``docs/strategies.md``."""
+    rows = ["| Strategy | Phase | What it does | Option | Meaning |", "| --- | --- | --- | --- | --- |"]
+    for item in known:
+        first = [item.name, item.phase, (item.function.__doc__ or "").strip().splitlines()[0]]
+        for option, meaning in item.options.items() or (("", ""),):
+            rows.append(f"| {' | '.join((*first, f'`{option}`' if option else '', meaning))} |")
+            first = ["", "", ""]
+    return "\n".join(rows) + "\n"
 
 
 def load_strategies(path: str | Path) -> ModuleType:

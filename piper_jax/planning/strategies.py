@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
@@ -120,9 +120,11 @@ class Strategy:
 class StrategyOptions:
     """What a strategy function gets: the resolved degrees, the device groups, and the directive's own options.
 
-    ``options["name"]`` and ``options.get("name", default)`` read the latter.
+    ``options["name"]``, ``options.get("name", default)`` and ``options.choice("name", legal)`` read the latter;
+    ``directive`` is the name by which the strategy was called.
     """
 
+    directive: str = ""
     data_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
@@ -132,10 +134,10 @@ class StrategyOptions:
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, strategy: Strategy, own: Mapping[str, Any]) -> StrategyOptions:
+    def of(cls, strategy: Strategy, own: Mapping[str, Any], directive: str = "") -> StrategyOptions:
         """The options with which a directive of ``strategy`` is applied."""
         shared: dict[str, Any] = {name: getattr(strategy, name) for name in (*DEGREES, "zero_stage")}
-        return cls(num_microbatches=strategy.resolved_num_microbatches, own=dict(own), **shared)
+        return cls(directive=directive, num_microbatches=strategy.resolved_num_microbatches, own=dict(own), **shared)
 
     def group(self, rank: int) -> DeviceGroup:
         """The devices of a pipeline rank from 0: a group such as ``g0`` with axes data, expert and tensor."""
@@ -150,6 +152,41 @@ class StrategyOptions:
     def get(self, name: str, default: Any = None) -> Any:
         """The directive's own option, or ``default``."""
         return self.own.get(name, default)
+
+    def choice(self, name: str, legal: Sequence[Any]) -> Any:
+        """The directive's own option, one of ``legal``; the first of them where it is not given.
+
+        Raises:
+          DirectiveError: the option has another value.
+        """
+        value = self.own.get(name, legal[0])
+        if any(value == known and type(value) is type(known) for known in legal):
+            return value
+        known = suggest(value, legal) if isinstance(value, str) and all(isinstance(k, str) for k in legal) else None
+        raise DirectiveError(
+            f"{self.directive}: {name}={value!r} is not a choice.",
+            help=known or f"use {' or '.join(repr(k) for k in legal)}.",
+        )
+
+    def require_microbatches(self, *, multiple_of: int = 1, at_least: int = 1, rule: str) -> None:
+        """Refuses a number of microbatches for which the schedule is not defined.
+
+        Args:
+          multiple_of, at_least: the legal numbers.
+          rule: the same in words, such as ``"a multiple of the pipeline degree"``.
+
+        Raises:
+          DirectiveError: names the rule and the nearest legal numbers.
+        """
+        count = self.num_microbatches
+        least = -(-at_least // multiple_of) * multiple_of
+        if count % multiple_of == 0 and count >= least:
+            return
+        near = {max(least, count // multiple_of * multiple_of), max(least, -(-count // multiple_of) * multiple_of)}
+        raise DirectiveError(
+            f"{self.directive} takes {rule}, not num_microbatches={count}.",
+            help=f"use num_microbatches={' or '.join(str(n) for n in sorted(near))}.",
+        )
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.own:

@@ -11,7 +11,7 @@ import piper_jax as piper
 from piper_jax import AnnotationError, DirectiveError, Strategy, directive, where
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Compute, DeviceGroup
-from piper_jax.planning import StrategyOptions, load_strategies, strategies
+from piper_jax.planning import StrategyOptions, load_strategies, strategies, strategies_text
 from piper_jax.planning.registry import directives_folder
 
 
@@ -99,12 +99,15 @@ def test_strategy_files_use_only_public_names():
             assert line.startswith(("import piper_jax as piper", "from piper_jax import ")) or "piper" not in line
 
 
-def test_1f1b_is_at_most_25_lines_of_code():
+@pytest.mark.parametrize(
+    ("file", "lines"), [("one_f_one_b.py", 25), ("interleaved_one_f_one_b.py", 35), ("zbv.py", 35), ("dualpipe.py", 60)]
+)
+def test_schedules_are_short(file, lines):
     folder = directives_folder()
     assert folder is not None
-    text = (folder / "one_f_one_b.py").read_text()
+    text = (folder / file).read_text()
     code = [line for line in text.splitlines() if line.strip() and not line.strip().startswith(('"""', "#"))]
-    assert len(code) <= 25
+    assert len(code) <= lines
 
 
 def test_users_register_their_own(tmp_path: Path):
@@ -131,6 +134,11 @@ def test_a_strategy_file_that_fails_says_so(tmp_path: Path):
         load_strategies(tmp_path / "bad.py")
     with pytest.raises(DirectiveError, match="there is no file"):
         load_strategies(tmp_path / "none.py")
+
+
+def test_the_documentation_lists_every_strategy_with_its_options():
+    own = [known for known in strategies().values() if Path(known.file).parent == directives_folder()]
+    assert strategies_text(own) in (Path(__file__).resolve().parents[2] / "docs" / "strategies.md").read_text()
 
 
 # -- schedules ----------
