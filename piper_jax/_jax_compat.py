@@ -33,6 +33,23 @@ def inner_jaxpr(eqn: Any, *, remat: bool = False) -> Any | None:
     return None
 
 
+def forwarded(eqn: Any) -> dict[int, int]:
+    """Results of a checkpoint or a scan that are one of its operands unchanged: position -> position of the operand.
+
+    Flax's lifted transforms return all state that they were given; most of it is as it was.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name in REMAT:
+        first, last, inner = 0, len(eqn.outvars), getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
+    elif name == "scan":
+        first, last, inner = params["num_consts"], params["num_carry"], params["jaxpr"].jaxpr
+    else:
+        return {}
+    position = {v: i for i, v in enumerate(inner.invars)}
+    found = {k: position[v] for k, v in enumerate(inner.outvars[:last]) if isinstance(v, core.Var) and v in position}
+    return {k: i for k, i in found.items() if name != "scan" or i == first + k}
+
+
 def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
     """Evaluates one equation on ``values``, keeping its name stack and source line; always returns a sequence."""
     params = eqn.primitive.get_bind_params(eqn.params)

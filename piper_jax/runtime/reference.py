@@ -51,7 +51,7 @@ def reference_gradients(
         def one(rows_of: list[Any], replica: Any) -> dict[str, Any]:
             slice_key = jax.random.fold_in(step_key, m * num_replicas + replica)
             with replica_axes((_AXIS,)):
-                return loss_parts(call_loss(loss_fn, state, full, layout.build(rows_of), slice_key))[0]
+                return loss_parts(call_loss(loss_fn, state, full, layout.build(rows_of), slice_key)[0])[0]
 
         return jax.vmap(one, axis_name=_AXIS)([v[m] for v in sliced], jnp.arange(num_replicas))
 

@@ -157,7 +157,7 @@ class _Flattener:
 
     def append(
         self, eqn: Any, inputs: tuple[Atom, ...], scopes: tuple[tuple[str, tuple[int, ...]], ...]
-    ) -> tuple[int, ...]:
+    ) -> tuple[Atom, ...]:
         outputs = tuple(self.fresh(v.aval) for v in eqn.outvars)
         regions = tuple(
             RegionKey(found["tag"], calls, int(found["mark"]))
@@ -166,7 +166,8 @@ class _Flattener:
         )
         path = ".".join(part for part, _ in scopes if not MARK.search(part))
         self.eqns.append(FlatEqn(eqn, inputs, outputs, regions, path))
-        return outputs
+        same = _jax_compat.forwarded(eqn)
+        return tuple(inputs[same[k]] if k in same else o for k, o in enumerate(outputs))
 
     def call(self, inner: Any, inputs: tuple[Atom, ...], calls: tuple[int, ...], scopes: Any) -> tuple[Atom, ...]:
         env: dict[Any, Atom] = dict(zip(inner.jaxpr.invars, inputs, strict=True))

@@ -140,22 +140,14 @@ def call_loss(loss_fn: Callable[..., Any], state: ModelState, values: Sequence[A
     """The loss function on one slice: its key is folded into the model's own random streams too.
 
     Returns:
-      ``(result of loss_fn, leaf values of the model afterwards or [])``.
+      ``(result of loss_fn, the parameters or the module that it was given)``.
     """
     values = list(values)
     for i in state.rng_keys:
         values[i] = jax.random.fold_in(values[i], jax.random.bits(key))
     built = state.build(values)
     result = loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch)
-    after = state.mutated(built)
-    for i, (before, now) in enumerate(zip(values, after, strict=False)):
-        if before is not now and i not in (*state.rng_counts, *state.rng_keys):
-            raise TraceError(
-                f"trace: {state.leaves[i].path} changes inside the loss function.",
-                help="state carried from batch to batch (BatchNorm statistics) is not planned yet; freeze it "
-                "(use_running_average=True) or return it as a metric.",
-            )
-    return result
+    return result, built
 
 
 def trace_loss(
@@ -172,18 +164,33 @@ def trace_loss(
     names: dict[str, Any] = {}
 
     def run(state_values: Sequence[Any], batch_values: Sequence[Any], key: Any) -> list[Any]:
-        result = call_loss(loss_fn, state, state_values, batch.build(batch_values), key)
+        result, built = call_loss(loss_fn, state, state_values, batch.build(batch_values), key)
         parts, aux = ({}, result) if forward_only else loss_parts(result)
         for name, value in parts.items():
             _check_scalar(name, value)
         leaves, tree = jax.tree_util.tree_flatten_with_path(aux, is_leaf=lambda x: isinstance(x, _Reduction))
         names.update(parts=tuple(parts), tree=tree, paths=[path_text(p) for p, _ in leaves])
         names["kinds"] = [v.kind if isinstance(v, _Reduction) else "" for _, v in leaves]
-        return [*parts.values(), *(v.value if isinstance(v, _Reduction) else v for _, v in leaves)]
+        metrics = [v.value if isinstance(v, _Reduction) else v for _, v in leaves]
+        return [*parts.values(), *metrics, *state.mutated(built)]
 
     specs = [jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf.dtype)) for leaf in state.leaves]
     flat = flatten(jax.make_jaxpr(run)(specs, batch.specs_at(size), key_spec()))
+    flat = _unchanged_state(flat, state, len(names["parts"]) + len(names["paths"]))
     return _program(flat, state, len(batch.specs), names)
+
+
+def _unchanged_state(flat: Flat, state: ModelState, num_outputs: int) -> Flat:
+    """The program without the model's state among its outputs, once that is known to be what it was."""
+    random = {*state.rng_keys, *state.rng_counts}
+    for i, atom in enumerate(flat.outputs[num_outputs:]):
+        if atom != flat.inputs[i] and i not in random:
+            raise TraceError(
+                f"trace: {state.leaves[i].path} changes inside the loss function.",
+                help="state carried from batch to batch (BatchNorm statistics) is not planned yet; freeze it "
+                "(use_running_average=True) or return it as a metric.",
+            )
+    return replace(flat, outputs=flat.outputs[:num_outputs])
 
 
 def _dtype(name: str) -> Any:
