@@ -1,0 +1,65 @@
+"""The one table of tolerances. A leaf is compared as a whole: its largest difference against its own largest value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+ROUNDING_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Largest difference of a leaf, as a fraction of its largest value.
+
+    Attributes:
+      relative: of losses, gradients, optimizer leaves, parameters, and of the change of parameters.
+      epsilon: rounding of the parameters' dtype; a change of a parameter cannot be known better than
+        ``ROUNDING_STEPS`` times this fraction of the parameter.
+    """
+
+    relative: float
+    epsilon: float
+
+
+TOLERANCES = {
+    "float64": Tolerance(relative=1e-10, epsilon=2.3e-16),
+    "float32": Tolerance(relative=2e-5, epsilon=1.2e-7),
+    "bfloat16": Tolerance(relative=2e-2, epsilon=1.2e-7),  # bf16 compute, float32 parameters and accumulation
+}
+
+
+def assert_close(found: Any, expected: Any, tolerance: Tolerance, what: str, *, floor: Any = None) -> None:
+    """Every leaf of ``found`` is that of ``expected``.
+
+    Args:
+      floor: a pytree of absolute differences that are rounding of something else, one for each leaf; none by default.
+    """
+    left, right = (jax.tree_util.tree_leaves_with_path(t) for t in (found, expected))
+    assert [jax.tree_util.keystr(p) for p, _ in left] == [jax.tree_util.keystr(p) for p, _ in right], what
+    floors = [0.0] * len(left) if floor is None else jax.tree.leaves(floor)
+    faults = []
+    for (path, a), (_, b), absolute in zip(left, right, floors, strict=True):
+        a, b = (_numbers(v) for v in (a, b))
+        assert a.shape == b.shape, f"{what} {jax.tree_util.keystr(path)}: shapes {a.shape} and {b.shape}"
+        assert np.isfinite(a).all() == np.isfinite(b).all(), f"{what} {jax.tree_util.keystr(path)}: not finite"
+        scale, difference = np.abs(b).max(initial=0.0), np.abs(a - b).max(initial=0.0)
+        if not difference <= tolerance.relative * scale + absolute:
+            faults.append(f"{what} {jax.tree_util.keystr(path)}: {difference:.2e} of {scale:.2e}")
+    assert not faults, "\n".join(faults)
+
+
+def assert_moved(found: Any, expected: Any, start: Any, tolerance: Tolerance, what: str) -> None:
+    """Every leaf moved from ``start`` as far as in ``expected``, up to rounding of the leaf itself."""
+    change = [jax.tree.map(lambda b, s: _numbers(b) - _numbers(s), tree, start) for tree in (found, expected)]
+    rounding = jax.tree.map(lambda s: ROUNDING_STEPS * tolerance.epsilon * np.abs(_numbers(s)).max(initial=0.0), start)
+    assert_close(*change, tolerance, f"{what} (change)", floor=rounding)
+
+
+def _numbers(value: Any) -> np.ndarray:
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value).astype(np.float64)
