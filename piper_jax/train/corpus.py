@@ -111,6 +111,8 @@ def _read(paths: Sequence[Path], max_bytes: int | None) -> Bytes:
             with path.open("rb") as file:
                 parts.append(file.read() if room is None else file.read(room))
         except OSError as error:
-            raise ConfigError(f"data.paths: {path}: {error.strerror}.", help="make it readable, or leave it out.") from None
+            raise ConfigError(
+                f"data.paths: {path}: {error.strerror}.", help="make it readable, or leave it out."
+            ) from None
         room = None if room is None else room - len(parts[-1])
     return np.frombuffer(b"".join(parts), np.uint8)

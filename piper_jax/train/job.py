@@ -102,7 +102,8 @@ def _imported(path: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"model.name: {module_name} cannot be imported: {error}.", help="install it, or add its folder to PYTHONPATH."
+            f"model.name: {module_name} cannot be imported: {error}.",
+            help="install it, or add its folder to PYTHONPATH.",
         ) from error
     if not callable(getattr(module, name, None)):
         functions = [known for known in dir(module) if callable(getattr(module, known)) and not known.startswith("_")]

@@ -99,9 +99,7 @@ def test_a_value_may_hold_an_equals_sign():
     assert load_config_text("", ["data.paths=a=b.txt"]).data.paths == ("a=b.txt",)
 
 
-@pytest.mark.parametrize(
-    "written", ["1F1B", "[1F1B]", "[{name: 1F1B}]", "{name: 1F1B}", "[{name: 1F1B, options: {}}]"]
-)
+@pytest.mark.parametrize("written", ["1F1B", "[1F1B]", "[{name: 1F1B}]", "{name: 1F1B}", "[{name: 1F1B, options: {}}]"])
 def test_directives_may_be_written_short(written: str):
     config = load_config_text("", [f"strategy.directives={written}"])
     assert planned_strategy(config).directives == (directive("1F1B"),)
@@ -118,9 +116,7 @@ def test_strategies_of_your_own_are_found_in_files(tmp_path: Path):
         "import piper_jax as piper\n\n\n@piper.strategy('OnlyHere', options={'depth': 'how far'})\n"
         "def only_here(plan, options):\n    return plan\n"
     )
-    config = load_config_text(
-        "", [f"strategy.files=[{file}]", "strategy.directives=[{name: OnlyHere, depth: 3}]"]
-    )
+    config = load_config_text("", [f"strategy.files=[{file}]", "strategy.directives=[{name: OnlyHere, depth: 3}]"])
     assert planned_strategy(config).directives == (directive("OnlyHere", depth=3),)
 
 

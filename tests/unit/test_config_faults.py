@@ -169,7 +169,9 @@ def test_text_that_is_no_mapping_is_refused(text: str, message: str):
 
 def test_a_file_that_is_not_there_suggests_its_neighbour(tmp_path: Path):
     (tmp_path / "small.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"smal\.yaml: No such file or directory\.\nhelp: did you mean '.*small\.yaml'"):
+    with pytest.raises(
+        ConfigError, match=r"smal\.yaml: No such file or directory\.\nhelp: did you mean '.*small\.yaml'"
+    ):
         load_config(tmp_path / "smal.yaml")
 
 

@@ -1,0 +1,76 @@
+"""The commands as a user runs them, each in a process of its own with its own virtual devices."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.needs_jax, pytest.mark.timeout(240)]
+
+
+def piper(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``piper`` without the devices that the tests set for themselves; XLA need not optimize what runs twice."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+    command = [sys.executable, "-c", "from piper_jax.cli import main; main()", *arguments]
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_plan_prints_stages_directives_and_grid():
+    done = piper("plan", "configs/gpt_tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "plan  stages=2 microbatches=4 groups=2 devices=4" in done.stdout
+    assert "1F1B  stages=2 microbatches=4  F=1 B=2  makespan=15  bubble=0.200" in done.stdout
+    assert "1 | .  F0 B0 =  F1 B1 =  F2 B2 =  F3 B3 =  .  ." in done.stdout
+
+
+def test_plan_says_in_the_users_terms_what_cannot_be_planned():
+    overrides = ("strategy.pipeline_parallel=8", "devices.num_virtual=16", "train.batch_size=32")
+    done = piper("plan", "configs/gpt_tiny.yaml", *overrides)
+    assert done.returncode == 1
+    assert "the model has 4 units, too few for 8 stages" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.sample
+def test_train_learns_and_says_how_well():
+    done = piper("train", "configs/gpt_tiny.yaml", "train.steps=20", "evaluation.every=10")
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d+/20  loss (\d+\.\d+)", done.stdout)]
+    assert losses[0] > 5.4
+    assert losses[-1] < losses[0] - 1.0
+    assert "step 10/20  held-out loss" in done.stdout
+    assert re.search(r"unigram entropy  2\.\d+ nats per byte", done.stdout)
+    assert re.search(r"held-out loss    \d\.\d+ nats per byte", done.stdout)
+    assert "tokens/s" in done.stdout
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model.name=gpt_linen", "strategy.directives=GPipe", "model.arguments.tied_embeddings=true"),
+        ("model.arguments.compute_dtype=bfloat16", "model.arguments.dropout=0.1"),
+    ],
+    ids=["nnx", "linen-gpipe-tied", "bfloat16-dropout"],
+)
+def test_check_finds_a_planned_step_equal_to_one_device(overrides: tuple[str, ...]):
+    done = piper("check", "configs/gpt_tiny.yaml", *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"all \d\d equal one device to (2e-05 \(float32\)|0.02 \(bfloat16\))", done.stdout)
+
+
+def test_too_few_devices_are_named_before_anything_is_compiled():
+    done = piper("train", "configs/gpt_tiny.yaml", "devices.num_virtual=null")
+    assert done.returncode == 1
+    assert "RuntimeFault: the strategy needs 4 devices; JAX finds 1 (cpu)." in done.stderr
+    assert "devices.num_virtual=4" in done.stderr

@@ -1,0 +1,99 @@
+"""From a configuration to something that can be planned and run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from piper_jax.config import ModelSection, OptimizerSection, load_config, load_config_text
+from piper_jax.errors import ConfigError, RuntimeFault
+from piper_jax.simulation import simulate
+from piper_jax.train.comparison import TOLERANCES, Comparison, Difference
+from piper_jax.train.job import Job, build_model
+from piper_jax.train.optimizers import build_optimizer, learning_rate
+
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+TINY = CONFIGS[0].parent / "gpt_tiny.yaml"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_is_planned_checked_and_simulated(path: Path):
+    job = Job.of(load_config(path))
+    plan = job.plan().check()
+    assert plan.num_stages == job.strategy.pipeline_parallel
+    assert plan.num_microbatches == job.strategy.resolved_num_microbatches
+    assert 0 <= simulate(plan).bubble < 0.5
+
+
+def test_planning_touches_no_device():
+    job = Job.of(load_config(TINY, ["strategy.data_parallel=128", "train.batch_size=512", "devices.num_virtual=256"]))
+    assert job.plan().check().num_stages == 2
+    with pytest.raises(RuntimeFault, match=r"needs 256 devices; JAX finds 8 \(cpu\)"):
+        job.devices()
+
+
+def test_the_model_may_be_any_import_path():
+    section = ModelSection(name="piper_jax.models.gpt_linen:language_model", arguments={"preset": "tiny"})
+    model = build_model(section)
+    assert set(model.init(jax.random.key(0))) == {"embed", "head", "norm", *(f"layers_{k}" for k in range(4))}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("no_such_package.models:make", {}, "model.name: no_such_package.models cannot be imported"),
+        (
+            "piper_jax.models.gpt:languge_model",
+            {},
+            "model.name: piper_jax.models.gpt has no function 'languge_model'.\nhelp: did you mean 'language_model'?",
+        ),
+        ("math:sqrt", {}, "model.arguments: math:sqrt: "),
+        ("builtins:dict", {"a": 1}, "model.name: builtins:dict returns a dict."),
+        ("piper_jax.models.gpt:language_model", {"dims": 3}, "gpt: there is no argument 'dims'."),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_a_config_error(name: str, arguments: dict[str, int], message: str):
+    with pytest.raises(ConfigError) as caught:
+        build_model(ModelSection(name=name, arguments=arguments))
+    assert str(caught.value).startswith(message)
+
+
+def test_the_learning_rate_warms_up_and_decays():
+    rate = learning_rate(OptimizerSection(learning_rate=1.0, warmup_steps=10, final_fraction=0.1), 110)
+    assert [float(rate(step)) for step in (0, 5, 10, 60, 110)] == pytest.approx([0.0, 0.5, 1.0, 0.55, 0.1])
+    assert float(learning_rate(OptimizerSection(learning_rate=1.0), 100)(0)) == 1.0
+
+
+def test_only_matrices_decay():
+    section = OptimizerSection(learning_rate=0.1, weight_decay=0.5, clip_norm=None)
+    optimizer, params = build_optimizer(section, 10), {"kernel": np.ones((2, 2)), "scale": np.ones(2)}
+    updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
+    changed = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(changed["kernel"], 0.95)
+    np.testing.assert_allclose(changed["scale"], 1.0)
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    params = {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
+    optimizer = build_optimizer(OptimizerSection(clip_norm=1.0, weight_decay=0.0), 10)
+    state = optimizer.update(
+        {"a": np.full(1, 30.0, np.float32), "b": np.full(1, 40.0, np.float32)}, optimizer.init(params), params
+    )[1]
+    first_moment = optax.tree.get(state, "mu")
+    np.testing.assert_allclose(first_moment["a"], 0.1 * 0.6, rtol=1e-5)
+
+
+def test_a_comparison_knows_what_exceeds_its_tolerance():
+    leaves = [Difference(name=n, scale=1.0, relative=r) for n, r in (("loss", 0.0), ("a", 1e-4), ("b", float("nan")))]
+    comparison = Comparison(differences=tuple(leaves), precision="float32", tolerance=TOLERANCES["float32"])
+    assert [d.name for d in comparison.exceeding] == ["a", "b"]
+    assert [d.name for d in comparison.worst] == ["b", "a", "loss"]
+
+
+def test_directives_reach_the_plan():
+    config = load_config_text("strategy: {pipeline_parallel: 2, directives: GPipe}\nmodel: {arguments: {preset: tiny}}")
+    assert simulate(Job.of(config).plan()).bubble == pytest.approx(1 / 5)
