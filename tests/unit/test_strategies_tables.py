@@ -1,0 +1,123 @@
+"""Schedules as tables: what they may hold, and how faults in them are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from traced_dags import chain
+
+from piper_jax import DirectiveError, Strategy, directive, simulate
+from piper_jax.planning import Plan
+from piper_jax.visualization.grid import grid_text
+
+ONE_F_ONE_B = [["F0", "F1", "B0", "F2", "B1", "B2"], ["F0", "B0", "F1", "B1", "F2", "B2"]]
+
+
+def strategy_of(file: Path, ranks: int = 2, microbatches: int = 3) -> Strategy:
+    return Strategy(
+        pipeline_parallel=ranks, num_microbatches=microbatches, directives=(directive("Table", file=str(file)),)
+    )
+
+
+def planned(file: Path, text: str, **counts: int) -> Plan:
+    file.write_text(text)
+    return chain(4, rows=24).apply(strategy_of(file, **counts)).check()
+
+
+def fault(tmp_path: Path, text: str, **counts: int) -> str:
+    with pytest.raises(DirectiveError) as caught:
+        planned(tmp_path / "mine.csv", text, **counts)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        (".csv", "\n".join(",".join(row) for row in ONE_F_ONE_B)),
+        (".txt", "\n".join(" ".join(row) for row in ONE_F_ONE_B) + "\n\n"),
+        (".json", json.dumps(ONE_F_ONE_B)),
+        (".json", json.dumps({"g0": " ".join(ONE_F_ONE_B[0]), "g1": " ".join(ONE_F_ONE_B[1])})),
+    ],
+)
+def test_a_table_gives_the_plan_of_the_named_schedule(tmp_path, suffix, text):
+    plan = planned(tmp_path / f"mine{suffix}", text)
+    named = chain(4, rows=24).apply(Strategy(pipeline_parallel=2, num_microbatches=3))
+    assert plan.dag == named.dag
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "microbatches"),
+    [("Interleaved1F1B", 2, 4), ("ZBV", 2, 4), ("DualPipeV", 2, 4), ("DualPipe", 4, 8)],
+)
+def test_the_grid_of_a_plan_is_a_table_of_the_same_plan(tmp_path, schedule, ranks, microbatches):
+    options = {"pipeline_parallel": ranks, "num_microbatches": microbatches}
+    plan = chain(4, rows=24).apply(Strategy(**options, directives=(directive(schedule),)))
+    rows = grid_text(simulate(plan)).splitlines()[1:]
+    again = planned(tmp_path / "grid.txt", "\n".join(rows), ranks=ranks, microbatches=microbatches)
+    for group in plan.groups:
+        assert [s for s in again.dag.slots if s.group == group] == [s for s in plan.dag.slots if s.group == group]
+
+
+def test_a_missing_microbatch_is_named(tmp_path):
+    text = "F0 F1 B0 B1\nF0 B0 F1 B1"
+    assert fault(tmp_path, text) == (
+        "mine.csv: F[PP=0,MB=2] is missing.\n"
+        "help: list F and B, or F, BI and BW, of every microbatch in one row; or use num_microbatches=2."
+    )
+
+
+def test_a_missing_half_of_a_backward_is_named(tmp_path):
+    assert "BW[PP=1,MB=1] is missing" in fault(tmp_path, "F0 F1 B0 B1\nF0 F1 B0 BI1", microbatches=2)
+
+
+def test_a_repeated_task_is_named(tmp_path):
+    text = "F0 F1 F0 B0 B1\nF0 B0 F1 B1"
+    assert "F[PP=0,MB=0] is in row 0 and again in row 0" in fault(tmp_path, text, microbatches=2)
+
+
+def test_a_backward_that_is_whole_and_halved_is_named(tmp_path):
+    text = "F0 B0 BI0 BW0\nF0 B0"
+    assert "B[PP=0,MB=0] is there whole and in halves" in fault(tmp_path, text, microbatches=1)
+
+
+def test_a_microbatch_beyond_the_last_is_named(tmp_path):
+    text = "F0 F1 B0 B1\nF0 B0 F1 B1"
+    assert fault(tmp_path, text, microbatches=1) == (
+        "mine.csv: F[PP=0,MB=1] is beyond num_microbatches=1.\nhelp: use num_microbatches=2."
+    )
+
+
+def test_a_deadlock_is_printed(tmp_path):
+    text = fault(tmp_path, "F0 B0 F1 B1\nF0 F1 B0 B1", microbatches=2)
+    assert "closes a cycle" in text
+    assert "F[PP=0,MB=1]" in text
+    assert "(this directive)" in text
+
+
+def test_forward_and_backward_apart_are_named(tmp_path):
+    text = "0F0 1B0\n1F0 0B0"
+    assert "stage 0, microbatch 0 are on different ranks" in fault(tmp_path, text, microbatches=1)
+
+
+@pytest.mark.parametrize("cell", ["G0", "F", "F0B0", "U0", "F0+", "-F1"])
+def test_what_is_no_task_is_named(tmp_path, cell):
+    assert f"row 1: {cell!r} is not a task" in fault(tmp_path, f"F0 B0\nF0 {cell}", microbatches=1)
+
+
+def test_rows_are_ranks(tmp_path):
+    assert "has 1 rows, but pipeline_parallel=2" in fault(tmp_path, "F0 B0", microbatches=1)
+
+
+def test_a_file_that_is_not_there_or_not_json(tmp_path):
+    with pytest.raises(DirectiveError, match="there is no table"):
+        chain(2).apply(strategy_of(tmp_path / "none.csv"))
+    with pytest.raises(DirectiveError, match="needs file"):
+        chain(2).apply(Strategy(pipeline_parallel=2, directives=(directive("Table"),)))
+    (tmp_path / "bad.json").write_text("[[")
+    with pytest.raises(DirectiveError, match=r"bad\.json is not a list of rows"):
+        chain(2).apply(strategy_of(tmp_path / "bad.json"))
+    (tmp_path / "bad.json").write_text("[1, 2]")
+    with pytest.raises(DirectiveError, match=r"bad\.json is not a list of rows"):
+        chain(2).apply(strategy_of(tmp_path / "bad.json"))
