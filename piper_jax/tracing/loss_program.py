@@ -168,7 +168,7 @@ def trace_loss(
         parts, aux = ({}, result) if forward_only else loss_parts(result)
         for name, value in parts.items():
             _check_scalar(name, value)
-        leaves, tree = jax.tree_util.tree_flatten_with_path(aux, is_leaf=lambda x: isinstance(x, _Reduction))
+        leaves, tree = jax.tree_util.tree_flatten_with_path(_reduced_leaves(aux), is_leaf=_is_reduction)
         names.update(parts=tuple(parts), tree=tree, paths=[path_text(p) for p, _ in leaves])
         names["kinds"] = [v.kind if isinstance(v, _Reduction) else "" for _, v in leaves]
         metrics = [v.value if isinstance(v, _Reduction) else v for _, v in leaves]
@@ -191,6 +191,19 @@ def _unchanged_state(flat: Flat, state: ModelState, num_outputs: int) -> Flat:
                 "(use_running_average=True) or return it as a metric.",
             )
     return replace(flat, outputs=flat.outputs[:num_outputs])
+
+
+def _is_reduction(value: Any) -> bool:
+    return isinstance(value, _Reduction)
+
+
+def _reduced_leaves(aux: Any) -> Any:
+    """``Sum({"a": x, "b": y})`` --> ``{"a": Sum(x), "b": Sum(y)}``."""
+
+    def spread(value: Any) -> Any:
+        return jax.tree.map(type(value), value.value) if _is_reduction(value) else value
+
+    return jax.tree.map(spread, aux, is_leaf=_is_reduction)
 
 
 def _dtype(name: str) -> Any:

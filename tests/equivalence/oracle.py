@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from tolerances import TOLERANCES, Tolerance, assert_close, assert_moved
 
 import piper_jax as piper
 from piper_jax.runtime.reference import reference_gradients
 from piper_jax.tracing.loss_program import batch_layout
 from piper_jax.tracing.model_state import model_state
-from tolerances import TOLERANCES, Tolerance, assert_close, assert_moved
 
 SEED = 7
 
@@ -92,8 +92,8 @@ def _reference(problem: Problem, num_microbatches: int, num_replicas: int) -> Re
         for i, value in zip(state.trainable, jax.tree.leaves(trained), strict=True):
             full[i] = value
         loss, gradients = reference_gradients(
-            problem.loss_fn, state.build(full), layout.build(batch), wrt=problem.wrt, key=jax.random.key(SEED), step=step,
-            num_microbatches=num_microbatches, num_replicas=num_replicas,
+            problem.loss_fn, state.build(full), layout.build(batch), wrt=problem.wrt, key=jax.random.key(SEED),
+            step=step, num_microbatches=num_microbatches, num_replicas=num_replicas,
         )  # fmt: skip
         updates, after = problem.optimizer.update(gradients, opt_state, trained)
         return loss, gradients, optax.apply_updates(trained, updates), after

@@ -44,7 +44,7 @@ def keyed() -> Problem:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_dropout_of_nnx_streams(streams: Problem, layout: dict[str, Any]) -> None:
-    """The reference knows slices only, so equality with it in every layout means independence of stages and schedule."""
+    """The reference knows slices only, so equality in every layout means independence of stages and schedule."""
     assert_equivalent(streams, strategy(**layout))
 
 
