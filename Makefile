@@ -30,7 +30,7 @@ check: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports --cache-dir .cache/import_linter
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(PYTEST) --core $(ARGS)
 
 test: $(VENV)/.stamp-test

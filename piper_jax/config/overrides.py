@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -48,13 +48,11 @@ def _set(values: dict[str, Any], path: Path, value: Any, text: str) -> None:
     inner: Any = values
     for depth, name in enumerate(path[:-1]):
         inner = _child(inner, name, path[:depth], text, make=True)
+    if not isinstance(inner, (dict, list)):
+        raise _no_keys(path[:-1], text)
     if isinstance(inner, list):
         _child(inner, path[-1], path[:-1], text, make=False)
-        inner[path[-1]] = value
-    elif isinstance(inner, dict):
-        inner[path[-1]] = value
-    else:
-        raise _no_keys(path[:-1], text)
+    cast(Any, inner)[path[-1]] = value
 
 
 def _child(inner: Any, name: str | int, above: Path, text: str, *, make: bool) -> Any:

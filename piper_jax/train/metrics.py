@@ -48,12 +48,12 @@ class Summary:
         below = self.unigram_entropy - self.held_out_loss
         verdict = f"{abs(below):.3f} nats {'below' if below >= 0 else 'ABOVE'} it"
         rate = "" if self.tokens_per_second is None else f", {self.tokens_per_second:,.0f} tokens/s"
+        others = f"{self.train_seconds:.1f} s for the other {self.num_steps - 1}{rate}"
         return "\n".join(
             [
                 f"unigram entropy  {self.unigram_entropy:.3f} nats per byte (held-out bytes)",
                 f"held-out loss    {self.held_out_loss:.3f} nats per byte, {verdict}",
-                f"time             {self.compile_seconds:.1f} s first step with compiling, "
-                f"{self.train_seconds:.1f} s for the other {self.num_steps - 1}{rate}",
+                f"time             {self.compile_seconds:.1f} s first step with compiling, {others}",
             ]
         )
 

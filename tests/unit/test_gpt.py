@@ -117,7 +117,7 @@ def test_nnx_and_linen_compute_the_same(tied: bool):
         ({"preset": "huge"}, "gpt: there is no preset 'huge'.\nhelp: known: demo, small, tiny"),
         ({"num_layer": 3}, "gpt: there is no argument 'num_layer'.\nhelp: did you mean 'num_layers'?"),
         ({"dim": "64"}, "gpt: dim='64' has the wrong type.\nhelp: give a value of type int."),
-        ({"dim": 50, "num_heads": 4}, "gpt: dim=50 does not divide into 4 heads of even width.\nhelp: use dim=56, or fewer heads."),
+        ({"dim": 50}, "gpt: dim=50 does not divide into 2 heads of even width.\nhelp: use dim=52, or fewer heads."),
         ({"num_layers": 0}, "gpt: num_layers=0 is not positive.\nhelp: use 1, 2, 3, ..."),
         ({"dropout": 1.0}, "gpt: dropout=1.0 is not in [0, 1).\nhelp: 0.1 is usual."),
         ({"mlp_dim": -1}, "gpt: mlp_dim=-1 is negative.\nhelp: 0 means 4 * dim."),
