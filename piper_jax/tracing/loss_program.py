@@ -172,6 +172,8 @@ def trace_loss(
         names.update(parts=tuple(parts), tree=tree, paths=[path_text(p) for p, _ in leaves])
         names["kinds"] = [v.kind if isinstance(v, _Reduction) else "" for _, v in leaves]
         metrics = [v.value if isinstance(v, _Reduction) else v for _, v in leaves]
+        for path, value in zip(names["paths"], metrics, strict=True):
+            _check_output(path, value)
         return [*parts.values(), *metrics, *state.mutated(built)]
 
     specs = [jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf.dtype)) for leaf in state.leaves]
@@ -204,6 +206,14 @@ def _reduced_leaves(aux: Any) -> Any:
         return jax.tree.map(type(value), value.value) if _is_reduction(value) else value
 
     return jax.tree.map(spread, aux, is_leaf=_is_reduction)
+
+
+def _check_output(path: str, value: Any) -> None:
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        raise TraceError(
+            f"trace: the auxiliary output {path or 'aux'} is a {type(value).__name__}, not an array.",
+            help="return numbers and arrays only; a plan combines them over microbatches and replicas.",
+        )
 
 
 def _dtype(name: str) -> Any:
