@@ -14,6 +14,7 @@ import pytest
 DEVICES = "--xla_force_host_platform_device_count=8"
 JAX_PACKAGES = frozenset({"jax", "jaxlib", "flax", "optax", "chex"})
 IMPORTS_JAX = re.compile(rf"^\s*(?:import|from)\s+(?:{'|'.join(sorted(JAX_PACKAGES))})\b", re.MULTILINE)
+FOLDERS_WITH_JAX = frozenset({"docs", "equivalence"})
 NEEDS_JAX = re.compile(r"^pytestmark = .*\bneeds_jax\b", re.MULTILINE)
 
 if "jax" not in sys.modules:
@@ -37,7 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if not config.getoption("--core") or collection_path.suffix != ".py":
+    """Under ``--core``, whole folders are left out, and files that import JAX or say that they need it."""
+    if not config.getoption("--core"):
+        return None
+    if collection_path.is_dir():
+        return True if collection_path.name in FOLDERS_WITH_JAX else None
+    if collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")
     return True if IMPORTS_JAX.search(text) or NEEDS_JAX.search(text) else None
