@@ -48,7 +48,7 @@ def test_train_learns_and_says_how_well():
     assert losses[0] > 5.4
     assert losses[-1] < losses[0] - 1.0
     assert "step 10/20  held-out loss" in done.stdout
-    assert re.search(r"unigram entropy  2\.\d+ nats per byte", done.stdout)
+    assert re.search(r"unigram entropy  [23]\.\d+ nats per byte", done.stdout)
     assert re.search(r"held-out loss    \d\.\d+ nats per byte", done.stdout)
     assert "tokens/s" in done.stdout
 
