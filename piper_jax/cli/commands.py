@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,11 +14,15 @@ from piper_jax.cli.devices import prepare_devices
 from piper_jax.config import Config, config_text
 
 if TYPE_CHECKING:
+    from piper_jax.ir.filters import Filter
     from piper_jax.planning import Plan
+    from piper_jax.simulation import Report
+    from piper_jax.train.batches import Batch
     from piper_jax.train.comparison import Comparison
     from piper_jax.train.job import Job
 
 MAX_LEAVES = 10
+Source = Config | Path
 
 
 def train(config: Config) -> int:
@@ -34,6 +39,8 @@ def train(config: Config) -> int:
     with progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display:
         summary = run_job(job, plan, corpus, display)
     _print(console, f"\n{summary}")
+    if summary.measured is not None:
+        _write_profile(console, plan, summary.measured)
     return 0
 
 
@@ -45,8 +52,52 @@ def plan(config: Config) -> int:
     return 0
 
 
-def check(config: Config) -> int:
-    """Plans and compares one step with one device; the exit code is 1 where they differ."""
+def simulate(source: Source, hardware: str | None, costs: str | None, output: Path | None) -> int:
+    """Simulates a plan and prints the report; draws it where ``output`` says so."""
+    console = Console()
+    report = _report(_loaded(console, source), source, hardware, costs)
+    _print(console, str(report))
+    if output is not None:
+        from piper_jax.visualization import draw
+
+        _print(console, f"wrote {draw(report, output)}")
+    return 0
+
+
+def show(source: Source, select: str | None, output: Path | None) -> int:
+    """Prints the grid of a plan, or its nodes that a filter selects; draws the timeline or the graph to ``output``."""
+    from piper_jax.visualization import draw, grid_text
+
+    console = Console()
+    made = _loaded(console, source)
+    report = _report(made, source, None, None)
+    chosen = _filter(select) if select else None
+    if output is not None:
+        _print(console, f"wrote {draw(made, output, select=chosen) if chosen else draw(report, output)}")
+    elif chosen is not None:
+        from piper_jax.ir.text import selection_text
+
+        _print(console, selection_text(made.complete(), chosen))
+    else:
+        _print(console, grid_text(report))
+    return 0
+
+
+def doctor() -> int:
+    """Prints versions and devices, and what is missing or untested."""
+    from piper_jax.cli.diagnosis import diagnose
+
+    lines, healthy = diagnose()
+    _print(Console(), "\n".join(lines))
+    return 0 if healthy else EXIT_FAULT
+
+
+def check(config: Config, *, bisect: bool = False) -> int:
+    """Plans and compares one step with one device; the exit code is 1 where they differ.
+
+    Args:
+      bisect: also compare every value between stages, and name the first node that differs.
+    """
     console, job = Console(), _job(config)
     from piper_jax.train.batches import RandomWindows
     from piper_jax.train.comparison import compare_with_one_device
@@ -57,7 +108,10 @@ def check(config: Config) -> int:
     batches = RandomWindows(
         text=corpus.train, batch_size=sizes.batch_size, sequence_length=sizes.sequence_length, seed=sizes.seed
     )
-    comparison = compare_with_one_device(job, _planned(console, job), next(batches))
+    made, batch = _planned(console, job), next(batches)
+    if bisect:
+        return _bisect(console, job, made, batch)
+    comparison = compare_with_one_device(job, made, batch)
     console.print(_comparison_table(comparison))
     exceeding, total = len(comparison.exceeding), len(comparison.differences)
     if exceeding:
@@ -71,6 +125,18 @@ def show_config(config: Config) -> int:
     """Prints the resolved configuration."""
     print(config_text(config), end="")
     return 0
+
+
+def _bisect(console: Console, job: Job, made: Plan, batch: Batch) -> int:
+    import piper_jax as piper
+    from piper_jax.train.comparison import TOLERANCES, precision_of
+
+    runnable = piper.compile(made, devices=job.devices())
+    state = runnable.init(job.parameters(), job.config.train.seed)
+    tolerance = TOLERANCES[precision_of(made)]
+    first = runnable.bisect(state, batch, rtol=tolerance)
+    _print(console, f"first difference  {first}" if first else f"no node differs by more than {tolerance:g}.")
+    return EXIT_FAULT if first else 0
 
 
 # -- parts ------------------------------------------------------------------------------------------
@@ -89,12 +155,49 @@ def _planned(console: Console, job: Job) -> Plan:
     return made
 
 
+def _loaded(console: Console, source: Source) -> Plan:
+    """A saved plan, or that of a configuration."""
+    if isinstance(source, Path):
+        from piper_jax.planning import load_plan
+
+        return load_plan(source)
+    return _planned(console, _job(source))
+
+
+def _report(made: Plan, source: Source, hardware: str | None, costs: str | None) -> Report:
+    from piper_jax.simulation import simulate as run
+
+    title = source.stem if isinstance(source, Path) else _title(source)
+    return run(made, hardware=hardware, costs=costs, title=title)
+
+
+def _filter(text: str) -> Filter:
+    """``PP=0,MB=1,PASS=F`` or ``path=layers.3`` as a filter."""
+    from piper_jax.ir.filters import where
+
+    pairs = [part.partition("=") for part in text.split(",")]
+    return where(**{name.strip(): int(value) if value.strip().isdigit() else value.strip() for name, _, value in pairs})
+
+
+def _write_profile(console: Console, made: Plan, measured: Report) -> None:
+    from piper_jax.simulation import MeasuredCosts
+    from piper_jax.simulation import simulate as run
+    from piper_jax.visualization import draw
+
+    planned = run(made, costs=MeasuredCosts.from_timeline(measured.timeline), title="planned, with measured costs")
+    for name in ("piper-profile.html", "piper-profile.json"):
+        _print(console, f"wrote {draw(planned, name, measured=measured)}")
+
+
+def _title(config: Config) -> str:
+    return " + ".join(directive.name for directive in config.strategy.directives) or "1F1B"
+
+
 def _grid(plan: Plan, config: Config) -> str:
-    from piper_jax.simulation import simulate
+    from piper_jax.simulation import simulate as run
     from piper_jax.visualization import grid_text
 
-    names = [directive.name for directive in config.strategy.directives]
-    return grid_text(simulate(plan, title=" + ".join(names) or "1F1B"))
+    return grid_text(run(plan, title=_title(config)))
 
 
 def _comparison_table(comparison: Comparison) -> Table:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from piper_jax.cli import commands
 from piper_jax.cli.boundary import exit_code
-from piper_jax.config import Config, load_config
+from piper_jax.config import load_config
 
 app = typer.Typer(
     name="piper",
@@ -27,6 +28,10 @@ Overrides = Annotated[
 Directives = Annotated[
     list[Path] | None, typer.Option("--directive", metavar="FILE", help="A Python file with @piper.strategy functions.")
 ]
+PlanOrConfig = Annotated[Path, typer.Argument(metavar="PLAN|CONFIG", help="A saved plan (.json) or a YAML file.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="A file to draw to: .html .svg .png .json (Perfetto) .txt.")
+]
 
 
 @app.command()
@@ -42,9 +47,45 @@ def plan(config: ConfigPath, overrides: Overrides = None, directive: Directives 
 
 
 @app.command()
-def check(config: ConfigPath, overrides: Overrides = None, directive: Directives = None) -> None:
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    directive: Directives = None,
+    bisect: Annotated[bool, typer.Option("--bisect", help="Name the first node that differs.")] = False,
+) -> None:
     """Compare one planned step with the same step on one device: loss and every gradient."""
-    _run(commands.check, config, overrides, directive)
+    _run(partial(commands.check, bisect=bisect), config, overrides, directive)
+
+
+@app.command()
+def simulate(
+    source: PlanOrConfig,
+    overrides: Overrides = None,
+    directive: Directives = None,
+    hardware: Annotated[str | None, typer.Option(help="A profile: a100 h100 h200 v5e v5p v6e cpu.")] = None,
+    costs: Annotated[str | None, typer.Option(help="unit or roofline.")] = None,
+    output: Output = None,
+) -> None:
+    """Simulate a plan: makespan, bubble, busy time and peak bytes of each group."""
+    _run(lambda found: commands.simulate(found, hardware, costs, output), source, overrides, directive)
+
+
+@app.command()
+def show(
+    source: PlanOrConfig,
+    overrides: Overrides = None,
+    directive: Directives = None,
+    select: Annotated[str | None, typer.Option(help="Nodes, such as PP=0,MB=1,PASS=F or path=layers.3.")] = None,
+    output: Output = None,
+) -> None:
+    """Show a plan: its grid, the nodes that a filter selects, or a picture of either."""
+    _run(lambda found: commands.show(found, select, output), source, overrides, directive)
+
+
+@app.command()
+def doctor() -> None:
+    """Print versions and devices, and what is missing."""
+    raise typer.Exit(exit_code(commands.doctor))
 
 
 @app.command()
@@ -54,13 +95,14 @@ def config(config: ConfigPath, overrides: Overrides = None, directive: Directive
 
 
 def _run(
-    command: Callable[[Config], int], path: Path, overrides: list[str] | None, directives: list[Path] | None
+    command: Callable[[Any], int], path: Path, overrides: list[str] | None, directives: list[Path] | None
 ) -> NoReturn:
-    """Loads the configuration, runs the command and exits with its code."""
+    """Loads the configuration (a saved plan stands for itself), runs the command and exits with its code."""
     given = list(overrides or [])
     if directives:
         given.append(f"strategy.files=[{', '.join(repr(str(file)) for file in directives)}]")
-    raise typer.Exit(exit_code(lambda: command(load_config(path, given))))
+    is_plan = path.suffix == ".json"
+    raise typer.Exit(exit_code(lambda: command(path if is_plan else load_config(path, given))))
 
 
 def main() -> None:

@@ -150,7 +150,12 @@ class DevicesSection(Section):
 
 
 class Config(Section):
-    """A whole training run."""
+    """A whole training run.
+
+    Attributes:
+      profile: after training, measure one more step and write its timeline beside the planned one, as
+        ``piper-profile.html`` and, for Perfetto, ``piper-profile.json``.
+    """
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -159,3 +164,4 @@ class Config(Section):
     train: TrainSection = TrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     devices: DevicesSection = DevicesSection()
+    profile: bool = False

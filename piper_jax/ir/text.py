@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.device_groups import axes_of
+from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Bucket, Collective, Compute, DeviceGroup, Node, Recv, Send, Update
 from piper_jax.ir.ownership import shard_axes_of
-from piper_jax.ir.selection import numbers_text
+from piper_jax.ir.selection import numbers_text, select
 
 
 def dag_text(dag: Dag) -> str:
@@ -24,6 +25,24 @@ def dag_text(dag: Dag) -> str:
     for group, slots in linearize(dag).items():
         lines += [group, *(line for slot in slots for line in slot_lines(dag, slot, group))]
     return "\n".join(lines) + "\n"
+
+
+def selection_text(dag: Dag, filter: Filter) -> str:
+    """The nodes that ``filter`` selects, with group, path and line, what they take from where and give to whom."""
+    chosen = select(dag, filter)
+    into: dict[NodeId, list[str]] = {node: [] for node in chosen}
+    out: dict[NodeId, list[str]] = {node: [] for node in chosen}
+    for edge in dag.data:
+        if edge.dst in into:
+            into[edge.dst].append(f"    <- {', '.join(edge.values)}  from {edge.src}")
+        if edge.src in out:
+            out[edge.src].append(f"    -> {', '.join(edge.values)}  to {edge.dst}")
+    lines: list[str] = []
+    for node in chosen:
+        op = dag.ops.get(node.op)
+        place = f"  {op.path} at {op.source}" if op is not None and op.source else ""
+        lines += [f"{node}  on {dag.nodes[node].group}{place}", *into[node], *out[node]]
+    return "\n".join(lines)
 
 
 def group_text(group: DeviceGroup) -> str:

@@ -79,7 +79,7 @@ def compare_with_one_device(job: Job, plan: piper.Plan, batch: Batch) -> Compari
         key=jax.random.key(seed),
         step=0,
     )
-    precision = _precision(plan)
+    precision = precision_of(plan)
     return Comparison(
         differences=(_difference("loss", metrics["loss"], loss), *_leaf_differences(gradients, expected)),
         precision=precision,
@@ -99,7 +99,7 @@ def _difference(name: str, found: Any, expected: Any) -> Difference:
     return Difference(name=name.removesuffix(".value"), scale=float(scale), relative=float(relative))
 
 
-def _precision(plan: piper.Plan) -> str:
+def precision_of(plan: piper.Plan) -> str:
     """The row of the table for the narrowest floating-point dtype that the traced loss computes in."""
     computed_in = {str(aval.dtype) for aval in plan.source.program.flat.avals}
     return next((name for name in reversed(TOLERANCES) if name in computed_in), "float32")

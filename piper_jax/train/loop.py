@@ -50,7 +50,9 @@ def run_job(job: Job, plan: piper.Plan, corpus: Corpus, display: Display) -> Sum
             display.evaluation(step, evaluate(state))
     seconds = time.perf_counter() - first_ended
     num_tokens = (sizes.steps - 1) * sizes.batch_size * sizes.sequence_length
+    measured = train.profile(state, next(batches), title="measured") if job.config.profile else None
     return Summary(
+        measured=measured,
         num_steps=sizes.steps,
         held_out_loss=evaluate(state),
         unigram_entropy=unigram_entropy(_predicted(held_out)),

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from piper_jax.simulation.report import Report
+
 WINDOW_STEPS = 20
 
 
@@ -35,6 +37,7 @@ class Summary:
       compile_seconds: of the first step.
       train_seconds: of the others.
       tokens_per_second: without the first step; None for a run of one step.
+      measured: the timeline of one more step, where the configuration asks for a profile.
     """
 
     num_steps: int
@@ -43,6 +46,7 @@ class Summary:
     compile_seconds: float
     train_seconds: float
     tokens_per_second: float | None
+    measured: Report | None = None
 
     def __str__(self) -> str:
         below = self.unigram_entropy - self.held_out_loss

@@ -1,0 +1,65 @@
+"""``piper simulate`` and ``piper show`` on a saved plan: no model, no JAX, no process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from traced_dags import chain
+from typer.testing import CliRunner
+
+from piper_jax import Strategy
+from piper_jax.cli.main import app
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    chain(4).apply(Strategy(pipeline_parallel=2, data_parallel=2, num_microbatches=4)).save(path)
+    return str(path)
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_simulate_prints_the_report(plan_file: str) -> None:
+    assert "makespan=15  bubble=0.200" in run("simulate", plan_file)
+    assert "roofline h100" in run("simulate", plan_file, "--hardware", "h100")
+
+
+def test_show_prints_the_grid(plan_file: str) -> None:
+    assert "1 | .  F0 B0 =  F1 B1 =  F2 B2 =  F3 B3 =  .  ." in run("show", plan_file)
+
+
+def test_show_prints_selected_nodes_with_what_they_take_and_give(plan_file: str) -> None:
+    lines = run("show", plan_file, "--select", "PP=1,MB=2,PASS=F").splitlines()
+    assert lines[0].startswith("F[PP=1,MB=2]")
+    assert "on g1" in lines[0]
+    assert sum("<- " in line for line in lines) == 1
+    assert sum("-> residuals" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("suffix", [".html", ".svg", ".json", ".txt"])
+def test_show_and_simulate_draw(plan_file: str, suffix: str, tmp_path: Path) -> None:
+    for command in ("show", "simulate"):
+        path = tmp_path / f"{command}{suffix}"
+        run(command, plan_file, "-o", str(path))
+        assert path.stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("--select", "PP=9"), 1, "nearest to 9 is 1"),
+        (("--select", "STAGE=1"), 1, "STAGE"),
+        (("-o", "plan.xyz"), 2, ".xyz"),
+    ],
+)
+def test_faults_are_messages(plan_file: str, arguments: tuple[str, ...], code: int, text: str) -> None:
+    done = CliRunner().invoke(app, ["show", plan_file, *arguments])
+    assert done.exit_code == code, done.output
+    assert text in done.output
+    assert len(done.output.splitlines()) <= 12
