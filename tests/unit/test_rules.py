@@ -53,10 +53,11 @@ def rendezvous(**orders):
     nodes, data = {}, []
     for pair in sorted({pair for listed in orders.values() for pair in listed}):
         src, dst = pair
-        send, recv = NodeId(f"send {pair}"), NodeId(f"recv {pair}")
+        source, send, recv = NodeId(f"make {pair}", "U"), NodeId(f"send {pair}"), NodeId(f"recv {pair}")
+        nodes[source] = Update(id=source, group=src)
         nodes[send] = Send(id=send, group=src, peer=dst, values=(pair,), match=recv)
         nodes[recv] = Recv(id=recv, group=dst, peer=src, values=(pair,), match=send)
-        data.append(DataEdge(send, recv, (pair,)))
+        data += [DataEdge(source, send, (pair,)), DataEdge(send, recv, (pair,))]
     slots = [
         Slot(group=group, nodes=(NodeId(f"{'send' if pair[0] == group else 'recv'} {pair}"),))
         for group, listed in orders.items()
@@ -215,6 +216,18 @@ def test_a_value_that_nothing_carries_is_caught():
         without(dag, find(dag, "F[PP=0,MB=0] send layers.0>d2-3")), find(dag, "F[PP=0,MB=0] recv layers.0>d2-3")
     )
     assert broken_rule(dag) == "values-arrive"
+
+
+def test_a_send_without_what_it_sends_is_caught():
+    dag = sound()
+    send = find(dag, "F[PP=0,MB=0] send layers.0>d2-3")
+    assert broken_rule(replace(dag, data=tuple(e for e in dag.data if e.dst != send))) == "values-complete"
+
+
+def test_a_microbatch_that_reads_less_than_others_is_caught():
+    dag = sound()
+    reader = find(dag, "F[PP=1,MB=1] layers.1")
+    assert broken_rule(replace(dag, data=tuple(e for e in dag.data if e.dst != reader))) == "values-complete"
 
 
 def test_an_axis_that_the_group_lacks_is_caught():

@@ -47,6 +47,13 @@ RULES: tuple[Rule, ...] = (
         find=communication.unmoved_values,
     ),
     Rule(
+        name="values-complete",
+        text="Every microbatch of an operation reads the same values, a backward has the residuals of its forward, and "
+        "what is sent or reduced has its values.",
+        why="A reader that no edge holds back may run before what it reads is there.",
+        find=communication.lost_values,
+    ),
+    Rule(
         name="same-order",
         text="Any two groups name the transfers and collectives that they share in the same order.",
         why="Each would wait for the other.",

@@ -11,7 +11,7 @@ from piper_jax.ir.cycles import cycle_error, internal_cycle
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import members_of
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Collective, Node, Recv, Send
+from piper_jax.ir.nodes import Collective, Compute, Node, Recv, Send
 from piper_jax.ir.rules.base import Checked
 
 
@@ -51,6 +51,40 @@ def unmoved_values(checked: Checked) -> Iterator[PlanError]:
                 help="between groups values are sent and received; complete the plan.",
                 edge=edge,
             )
+
+
+def lost_values(checked: Checked) -> Iterator[PlanError]:
+    """Reads without an edge that brings the value."""
+    dag = checked.dag
+    incoming: dict[NodeId, set[str]] = {name: set() for name in dag.nodes}
+    for edge in dag.data:
+        incoming[edge.dst].update(edge.values)
+    read: dict[tuple[str, str | None], set[str]] = {}
+    for name, node in dag.nodes.items():
+        if isinstance(node, Compute):
+            key = (name.op, _reads_like(name))
+            read.setdefault(key, set()).update(v for v in incoming[name] if not v.startswith("parameters "))
+    for op in dag.ops:
+        for pass_, value in (("B", f"residuals {op}"), ("BW", f"weight residuals {op}")):
+            if value in dag.values:
+                read.get((op, pass_), set[str]()).add(value)
+    for name, node in dag.nodes.items():
+        match node:
+            case Compute():
+                wanted = read[name.op, _reads_like(name)]
+            case Send() | Recv() | Collective(kind="all_reduce" | "reduce_scatter" | "all_to_all"):
+                wanted = set(node.values)
+            case _:
+                continue
+        for value in sorted(wanted - incoming[name]):
+            yield PlanError(
+                f"no edge brings {value} to {name}.", help="complete the plan again from its directives.", node=name
+            )
+
+
+def _reads_like(name: NodeId) -> str | None:
+    """The pass whose inputs a node has: BI reads what B reads."""
+    return "B" if name.PASS == "BI" else name.PASS
 
 
 def disagreeing_orders(checked: Checked) -> Iterator[PlanError]:
