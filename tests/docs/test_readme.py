@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from piper_jax.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,6 +36,12 @@ def test_example_runs(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "stages=4 microbatches=8 groups=4 devices=8" in done.stdout
     assert (tmp_path / "plan.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("command", re.findall(r"^piper \w+ +(configs/.*?)(?: {2,}#.*)?$", README, re.MULTILINE))
+def test_commands_are_of_configurations_that_load(command: str):
+    path, *overrides = shlex.split(command)
+    load_config(ROOT / path, overrides)
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!https?://)([^)#]+)\)", README))
