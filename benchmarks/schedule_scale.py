@@ -49,7 +49,9 @@ def simulated(name: str, stages: int, microbatches: int, seconds: dict[str, floa
 def main() -> None:
     stages, microbatches = (int(word) for word in sys.argv[1:3]) if len(sys.argv) > 2 else (STAGES, MICROBATCHES)
     print(f"{stages} stages x {microbatches} microbatches, CPU seconds")
-    print(f"{'schedule':10} {'nodes':>8} {'plan':>6} {'complete':>9} {'check':>6} {'simulate':>9} {'in all':>7}  bubble")
+    print(
+        f"{'schedule':10} {'nodes':>8} {'plan':>6} {'complete':>9} {'check':>6} {'simulate':>9} {'in all':>7}  bubble"
+    )
     for name in STAGES_PER_RANK:
         seconds: dict[str, float] = {}
         num_nodes, report = simulated(name, stages, microbatches, seconds)
