@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from itertools import chain
 from typing import assert_never
 
 from piper_jax.errors import FilterError
@@ -40,6 +41,10 @@ class NodeIndex:
             if isinstance(value, int):
                 found = self.by[name].get(value, [])
                 shortest = found if len(found) < len(shortest) else shortest
+            elif isinstance(value, tuple):
+                parts = [self.by[name].get(number, []) for number in dict.fromkeys(value)]
+                if sum(map(len, parts)) < len(shortest):
+                    shortest = sorted(chain.from_iterable(parts), key=self.position.__getitem__)
         return shortest
 
 
@@ -92,10 +97,15 @@ def select(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:
                 f"{filter}: there are no microbatches before split.",
                 help="call plan.split(where(), num_microbatches=...) first, or leave MB out.",
             )
-    found = _found(dag, index, filter)
-    if not found:
+    nodes = _found(dag, index, filter)
+    if not nodes:
         raise _nothing(dag, index, filter)
-    return tuple(found)
+    return tuple(nodes)
+
+
+def found(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:
+    """The nodes that ``filter`` selects, in node order; possibly none."""
+    return tuple(_found(dag, index_of(dag), filter))
 
 
 def _found(dag: Dag, index: NodeIndex, filter: Filter) -> Sequence[NodeId]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -10,11 +10,11 @@ from piper_jax.errors import DirectiveError
 from piper_jax.ir.contraction import contract
 from piper_jax.ir.cycles import cycle_lines, cycle_steps, shortest_cycle
 from piper_jax.ir.dag import Dag, Slot
-from piper_jax.ir.filters import Filter
+from piper_jax.ir.filters import Filter, Where
 from piper_jax.ir.forward import Rewritten
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute
-from piper_jax.ir.selection import keep_index, require_filter, select
+from piper_jax.ir.selection import found, keep_index, require_filter, select
 from piper_jax.primitives.backward_split import split_backwards
 
 
@@ -23,7 +23,8 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
 
     A slot is a filter or a tuple of filters. What it selects on one group becomes one program, so that the compiler may
     hide the communication of one member under the compute of another. A filter that selects nodes of several groups
-    makes a slot on each. Nodes that no slot names run as early as their edges allow. ``PASS="BI"`` and ``"BW"`` split
+    makes a slot on each. The backward passes of frozen operations, which have none, are left out of the slots that list
+    them. Nodes that no slot names run as early as their edges allow. ``PASS="BI"`` and ``"BW"`` split
     that backward pass into the part for inputs and the part for weights (zero bubble, arXiv 2401.10241). ::
 
         g0: F[PP=0,MB=0], F[PP=0,MB=1], B[PP=0,MB=0], B[PP=0,MB=1] in any order that the edges allow
@@ -42,6 +43,7 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
     listed = [slot if isinstance(slot, tuple) else (slot,) for slot in slots]
     for filter in (filter for slot in listed for filter in slot):
         require_filter(filter)
+    listed = _without_absent(dag, listed)
     dag, forward = split_backwards(dag, [filter for slot in listed for filter in slot])
     taken = {node: f"slot {i} of an earlier order" for i, slot in enumerate(dag.slots) for node in slot.nodes}
     new: list[Slot] = []
@@ -62,12 +64,28 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
     return Rewritten(ordered, forward)
 
 
+def _without_absent(dag: Dag, slots: Sequence[tuple[Filter, ...]]) -> list[tuple[Filter, ...]]:
+    """The slots without the backward passes that frozen operations do not have."""
+    frozen = {op.name for op in dag.ops.values() if not op.has_backward}
+    if not frozen:
+        return list(slots)
+    kept = [tuple(f for f in slot if not _means_absent(dag, f, frozen)) for slot in slots]
+    return [slot for slot, given in zip(kept, slots, strict=True) if slot or not given]
+
+
+def _means_absent(dag: Dag, filter: Filter, frozen: Collection[str]) -> bool:
+    if not isinstance(filter, Where) or filter.PASS is None or not set(filter.PASS) <= {"B", "BI", "BW"}:
+        return False
+    forwards = found(dag, replace(filter, PASS=("F",)))
+    return bool(forwards) and all(node.op in frozen for node in forwards)
+
+
 def _by_group(dag: Dag, number: int, slot: tuple[Filter, ...]) -> dict[str, tuple[NodeId, ...]]:
     """The nodes of one slot on each group that it concerns."""
     groups: dict[str, list[NodeId]] = {}
-    seen: dict[Filter, set[str]] = {}
+    seen: list[set[str]] = []
     for filter in slot:
-        seen[filter] = set()
+        seen.append(set())
         for node in select(dag, filter):
             found = dag.nodes[node]
             if not isinstance(found, Compute):
@@ -78,12 +96,11 @@ def _by_group(dag: Dag, number: int, slot: tuple[Filter, ...]) -> dict[str, tupl
             if found.group is None:
                 raise DirectiveError(f"slot {number}: {node} has no group yet.", help="call plan.place(...) first.")
             groups.setdefault(found.group, []).append(node)
-            seen[filter].add(found.group)
-    first = next(iter(seen.values()))
-    if any(on != first for on in seen.values()):
+            seen[-1].add(found.group)
+    if any(on != seen[0] for on in seen):
         raise DirectiveError(
             f"slot {number}: its members are on different groups, so they cannot overlap.",
-            detail=(f"{filter} is on {', '.join(sorted(on))}" for filter, on in seen.items()),
+            detail=(f"{filter} is on {', '.join(sorted(on))}" for filter, on in zip(slot, seen, strict=True)),
             help="list them as separate slots, or place them on one group.",
         )
     return {group: tuple(members) for group, members in groups.items()}
