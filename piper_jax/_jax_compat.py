@@ -95,6 +95,11 @@ def _assignment(ids: Sequence[int]) -> bytes:
     return xla_client.DeviceAssignment.create(np.array([list(ids)])).serialize()
 
 
+def _is_cached_on_disk() -> bool:
+    """An executable that came from JAX's persistent cache has lost what it takes to serialize it once more."""
+    return bool(jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir)
+
+
 def relocate(compiled: jax.stages.Compiled, source: Sequence[Any], target: Sequence[Any]) -> jax.stages.Compiled | None:
     """The same executable on other devices without compiling again, or None where the backend cannot do that.
 
@@ -102,7 +107,7 @@ def relocate(compiled: jax.stages.Compiled, source: Sequence[Any], target: Seque
       compiled: an executable for exactly the devices ``source``, in that order.
       source, target: equally many devices of one process.
     """
-    if compiled._params.const_args or target[0].platform != "cpu":
+    if compiled._params.const_args or target[0].platform != "cpu" or _is_cached_on_disk():
         return None
     try:
         payload, in_tree, out_tree = serialize_executable.serialize(compiled)

@@ -26,8 +26,6 @@ def follow(plan: Plan, other: Plan) -> Plan:
         other = other.split(where(), num_microbatches=plan.num_microbatches)
     for node in plan.dag.nodes.values():
         if isinstance(node, Compute) and node.id.PASS == "F":
-            group = plan.dag.groups[str(node.group)]
-            other = other.place(
-                where(PP=node.id.PP, PASS="F", **({"MB": node.id.MB} if node.id.MB is not None else {})), group=group
-            )
+            microbatch = {} if node.id.MB is None else {"MB": node.id.MB}
+            other = other.place(where(PP=node.id.PP, **microbatch), group=plan.dag.groups[str(node.group)])
     return other

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -80,9 +80,14 @@ def zeros(found: Context) -> dict[Key, Any]:
     made: dict[Key, Any] = {}
     for key in accumulator_keys(found):
         local = local_spec(found, key)
-        make = partial(jnp.zeros, (found.replicas, *local.shape), local.dtype)
-        made[key] = jax.jit(make, out_shardings=found.meshes[key.group].shardings["stacked"])()
+        shape, sharding = (found.replicas, *local.shape), found.meshes[key.group].shardings["stacked"]
+        made[key] = _zeros_program(shape, local.dtype, sharding)()
     return made
+
+
+@lru_cache(maxsize=4096)
+def _zeros_program(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Callable[[], jax.Array]:
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)
 
 
 def _array(value: Any) -> Any:

@@ -76,7 +76,7 @@ class StateLayout:
             if key.kind == kind:
                 first.setdefault(key.item, array)
         sharding = jax.sharding.SingleDeviceSharding(device)
-        return [jax.device_put(first[i], sharding, may_alias=False) for i in range(count)]
+        return [jax.device_put(_private(first[i]), sharding) for i in range(count)]
 
 
 def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateLayout:
