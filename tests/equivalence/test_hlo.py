@@ -1,0 +1,120 @@
+"""The compiled text: collectives are where the plan has them, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from oracle import adamw, momentum, strategy
+from tiny_models import Tower, cross_entropy, mean_loss, tokens, weighted_loss
+
+import piper_jax as piper
+from piper_jax.ir.nodes import Collective
+
+OPTIMIZED = True
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+OPERATION = re.compile(rf"= [^=]*?\b({'|'.join(KINDS)})(?:-start)?\(([^)]*)\)")
+
+
+def collectives(text: str) -> Counter[str]:
+    """Arrays that collectives work on, by kind. XLA may issue several in one call; each counts."""
+    found = Counter[str]()
+    for kind, operands in OPERATION.findall(text):
+        found[kind] += operands.count("%")
+    return found
+
+
+def compiled(train: piper.Train) -> list[tuple[Any, Counter[str]]]:
+    """Every instruction of a step that runs a program, with the collectives in its compiled text."""
+    return [(i, collectives(i.program.hlo())) for i in train.instructions() if i.program is not None]
+
+
+def planned(train: piper.Train) -> Counter[str]:
+    nodes = train.plan.complete().nodes.values()
+    inside = Counter(n.kind.replace("_", "-") for n in nodes if isinstance(n, Collective))
+    means = Counter[str]()
+    for node in nodes:
+        op = train.plan.dag.ops.get(node.id.op)
+        if op is not None:
+            means["all-reduce"] += op.replica_means[0 if node.id.PASS == "F" else 1]
+    return +(inside + means)
+
+
+def parallelized(loss: Any, model: Any, optimizer: Any, **layout: Any) -> piper.Train:
+    return piper.parallelize(loss, model, tokens(), optimizer=optimizer, strategy=strategy(**layout))
+
+
+@pytest.mark.parametrize(
+    ("tied", "layout"),
+    [
+        (False, {"stages": 1, "data": 4, "microbatches": 2}),
+        (False, {"stages": 2, "data": 2, "microbatches": 3, "schedule": "GPipe"}),
+        (True, {"stages": 3, "data": 2, "microbatches": 4}),
+        (True, {"stages": 3, "data": 1, "microbatches": 4}),
+    ],
+    ids=str,
+)
+def test_the_text_holds_the_collectives_of_the_plan(tied: bool, layout: dict[str, Any]) -> None:
+    train = parallelized(mean_loss, Tower(layers=3, tied=tied), adamw(), **layout)
+    programs = compiled(train)
+    backward = [found for i, found in programs if i.role == "compute" and any(n.PASS == "B" for n in i.nodes)]
+    assert backward
+    assert not any(backward)
+    assert sum((found for _, found in programs), Counter()) == planned(train)
+
+
+def test_data_parallel_gradients_are_reduced_once_per_bucket_and_step() -> None:
+    train = parallelized(mean_loss, Tower(layers=4), momentum(), stages=4, data=2, microbatches=4)
+    assert planned(train) == {"all-reduce": len(train.plan.dag.buckets)} == {"all-reduce": 4}
+
+
+def test_a_tied_bucket_is_reduced_once_over_the_joint_group() -> None:
+    train = parallelized(mean_loss, Tower(layers=4, tied=True), momentum(), stages=4, data=2, microbatches=4)
+    joint = [(i, found) for i, found in compiled(train) if i.role == "joint"]
+    assert [found for _, found in joint] == [{"all-reduce": 1}]
+    (text,) = [i.program.hlo() for i, _ in joint]
+    (groups,) = re.findall(r"replica_groups=(\S+?),? ", text)
+    assert groups in ("{{0,1,2,3}}", "[1,4]<=[4]")
+
+
+def test_one_device_has_no_collective() -> None:
+    train = parallelized(mean_loss, Tower(layers=2), adamw(), microbatches=2)
+    assert planned(train) == {}
+    assert not any(found for _, found in compiled(train))
+
+
+def test_pipelines_without_data_parallelism_exchange_scalars_only() -> None:
+    train = parallelized(mean_loss, Tower(layers=3), adamw(), stages=3, microbatches=2)
+    assert sum((found for _, found in compiled(train)), Counter()) == planned(train) == {"all-gather": 1}
+
+
+def _normalized(model: Any, batch: Any) -> Any:
+    x = model.embed(batch["x"])
+    for layer in model.layers:
+        with piper.annotate("PP"):
+            mean = piper.mean_over_replicas(x.mean((0, 1)))
+            x = layer(x - mean)
+    return cross_entropy(model.head(x), batch["y"]).mean()
+
+
+def test_statistics_over_replicas_are_in_the_passes_that_the_plan_says() -> None:
+    train = parallelized(_normalized, Tower(layers=2), momentum(), stages=2, data=2, microbatches=2)
+    assert sum((found for _, found in compiled(train)), Counter()) == planned(train)
+
+
+def test_the_weight_of_a_padded_batch_is_summed_once() -> None:
+    train = parallelized(weighted_loss, Tower(layers=2), momentum(), stages=2, data=2, microbatches=2)
+    programs = compiled(train)
+    weight = [found for i, found in programs if i.role == "prologue" and found]
+    assert weight == [{"all-reduce": 1}]
+    assert sum((found for _, found in programs), Counter()) - planned(train) == {"all-reduce": 1}
+
+
+def test_values_between_stages_are_of_one_slice() -> None:
+    """What is sent is the microbatch of each replica, once, in the dtype that it was computed in."""
+    train = parallelized(mean_loss, Tower(layers=2), momentum(), stages=2, data=2, microbatches=3)
+    seen = [i for i in train.instructions() if i.role == "transfer"]
+    assert len(seen) == 2 * 3
+    assert all(len(i.reads) == len(i.writes) == 1 for i in seen)
