@@ -55,12 +55,13 @@ def trace(
     batch_dims = _batch_dims(program, matched(program, doubled, 2 * layout.size))
     program = replace(program, metrics=_per_sample(program, batch_dims))
     units = assign_units(program)
-    parts = chunks(program, units, [[u] for u in range(max((u for u in units if u is not None), default=-1) + 1)])
-    if not parts:
+    num_units = max((u for u in units if u is not None), default=-1) + 1
+    if not num_units:
         raise TraceError(
             "trace: nothing in the loss depends on both the parameters and the batch.",
             help="the loss function must use its first two arguments.",
         )
+    parts = chunks(program, units, [[u] for u in range(num_units)])
     return _Assembly(loss_fn, state, layout, program, units, parts, batch_dims, optimizer, forward_only).plan()
 
 
