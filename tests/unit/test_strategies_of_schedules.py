@@ -178,6 +178,21 @@ def test_memory_optimization_is_activation_checkpointing():
     assert chain(24, rows=16).apply(written).dag == plan.dag
 
 
+def test_the_options_are_those_of_the_decorator_too():
+    @directive(
+        "DualPipe",
+        schedule="interleaved_forward_backward",
+        communication_overlap=True,
+        memory_optimization="activation_checkpointing",
+    )
+    class Model:
+        __piper_degrees__ = {"pipeline_parallel": 2, "num_microbatches": 4}
+
+    plan = chain(2).apply(Strategy.of(Model)).check()
+    assert {op.remat for op in plan.dag.ops.values()} == {"nothing_saveable"}
+    assert any(len(slot.nodes) == 2 for slot in plan.dag.slots)
+
+
 def test_activation_checkpointing_takes_a_policy_and_paths():
     some = directive("ActivationCheckpointing", policy="dots_saveable", path="layers.1")
     plan = chain(3).apply(Strategy(pipeline_parallel=3, num_microbatches=2, directives=(directive("1F1B"), some)))
