@@ -150,7 +150,7 @@ class Plan:
             from piper_jax.simulation import simulate
 
             peak_bytes = {group.name: group.memory.peak_bytes for group in simulate(self).groups}
-        check(self.complete(), memory_limit=memory_limit, peak_bytes=peak_bytes)
+        check(self.complete(), slots=self.dag.slots, memory_limit=memory_limit, peak_bytes=peak_bytes)
         return self
 
     # -- in and out -------------------------------------------------------------------------------------------------

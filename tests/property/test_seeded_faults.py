@@ -171,11 +171,11 @@ def test_a_seeded_fault_is_caught_by_its_own_rule(fault: Fault, rule: str) -> No
     @given(programs(), st.integers(0, 10**6))
     def caught(plan, seed):
         dag = plan.complete()
-        check(dag)
+        check(dag, slots=plan.dag.slots)
         faulty = fault(dag, Random(seed))
         assume(faulty is not None)
         with pytest.raises(PlanError) as error:
-            check(faulty)
+            check(faulty, slots=plan.dag.slots)
         assert error.value.data["rule"] == rule
 
     caught()

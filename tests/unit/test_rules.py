@@ -298,3 +298,29 @@ def test_the_documentation_lists_the_rules():
 def test_check_chains_and_the_public_plan_is_checked_whole():
     plan = chain(4).apply(piper.Strategy(pipeline_parallel=4, data_parallel=2))
     assert plan.check() is plan
+
+
+# -- whole orders ----------
+def ordered(*microbatches):
+    tasks = ((0, "F"), (1, "F"), (1, "B"), (0, "B"))
+    slots = [where(PP=pp, MB=mb, PASS=p) for pp, p in tasks for mb in microbatches]
+    return chain(2, rows=12).split(where(), num_microbatches=3).place(where(), group=0).order(slots)
+
+
+def test_a_forgotten_microbatch_is_named():
+    ordered(0, 1, 2).check()
+    with pytest.raises(PlanError) as caught:
+        ordered(0, 1).check()
+    assert str(caught.value) == (
+        "whole-orders: the order of d0 leaves out F[PP=0,MB=2] layers.0.\n"
+        "    it names F[PP=0,MB=0] layers.0 and 1 more\n"
+        "help: list this pass for every microbatch, or for none."
+    )
+
+
+def test_a_forgotten_microbatch_is_named_where_completion_names_the_rest():
+    plan = chain(1).split(where(), num_microbatches=3).place(where(), group=(0, 1))
+    plan = plan.replicate(where(), shard_params=True, reduce_every="microbatch")
+    plan.order([where(PASS="F", MB=mb) for mb in range(3)]).check()
+    with pytest.raises(PlanError, match="leaves out F"):
+        plan.order([where(PASS="F", MB=mb) for mb in range(2)]).check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper_jax.errors import PlanError
-from piper_jax.ir.dag import Dag
+from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.rules import communication, limits, state, structure
 from piper_jax.ir.rules.base import Checked, Rule
 
@@ -67,6 +67,12 @@ RULES: tuple[Rule, ...] = (
         find=communication.deadlocks,
     ),
     Rule(
+        name="whole-orders",
+        text="An order that names a pass of an operation on a group names it for every microbatch there.",
+        why="A schedule that forgets a microbatch would run it at a time that nobody chose.",
+        find=structure.forgotten_microbatches,
+    ),
+    Rule(
         name="known-axes",
         text="A group has every mesh axis over which its state is replicated or its operations are sharded.",
         why="An axis that is not there would be skipped silently.",
@@ -105,18 +111,26 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check(dag: Dag, *, memory_limit: int | None = None, peak_bytes: Mapping[str, int] | None = None) -> None:
+def check(
+    dag: Dag,
+    *,
+    slots: tuple[Slot, ...] | None = None,
+    memory_limit: int | None = None,
+    peak_bytes: Mapping[str, int] | None = None,
+) -> None:
     """Holds a completed DAG against every rule, in order.
 
     Args:
       dag: completed.
+      slots: what order directives named; None means all slots of ``dag``.
       memory_limit: bytes on each device, or None for any.
       peak_bytes: the most that one device of each group holds; needed with a limit.
 
     Raises:
       PlanError: the first fault of the first broken rule; ``error.data["rule"]`` names the rule.
     """
-    checked = Checked(dag=dag, memory_limit=memory_limit, peak_bytes=peak_bytes or {})
+    named = dag.slots if slots is None else slots
+    checked = Checked(dag=dag, slots=named, memory_limit=memory_limit, peak_bytes=peak_bytes or {})
     for rule in RULES:
         for fault in rule.find(checked):
             raise PlanError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from piper_jax.errors import PlanError
-from piper_jax.ir.dag import Dag
+from piper_jax.ir.dag import Dag, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +14,14 @@ class Checked:
     """What the rules look at: a completed DAG, and limits that the caller sets.
 
     Attributes:
+      dag: completed.
+      slots: what order directives named; completion names more where parameters are gathered.
       memory_limit: bytes on each device, or None.
       peak_bytes: the most that one device of each group holds at once; read only with a limit.
     """
 
     dag: Dag
+    slots: tuple[Slot, ...] = ()
     memory_limit: int | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
 

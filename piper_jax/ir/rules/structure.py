@@ -108,3 +108,23 @@ def unsound_slots(checked: Checked) -> Iterator[PlanError]:
             if name in seen and not (joint and seen[name] != slot.group):
                 yield PlanError(f"{name} is in two slots of {slot.group}.", help="list each node once.", node=name)
             seen[name] = slot.group
+
+
+def forgotten_microbatches(checked: Checked) -> Iterator[PlanError]:
+    """Passes that the directed order names for some microbatches and not for others."""
+    dag = checked.dag
+    named = {node for slot in checked.slots for node in slot.nodes}
+    orders: dict[tuple[str, str, str], tuple[list[NodeId], list[NodeId]]] = {}
+    for name, node in dag.nodes.items():
+        if isinstance(node, Compute):
+            key = (name.op, "B" if name.PASS == "BI" else name.PASS or "", node.group or "")
+            listed, left_out = orders.setdefault(key, ([], []))
+            (listed if name in named else left_out).append(name)
+    for (_, _, group), (listed, left_out) in orders.items():
+        if listed and left_out:
+            yield PlanError(
+                f"the order of {group} leaves out {left_out[0]}.",
+                detail=(f"it names {listed[0]}" + (f" and {len(listed) - 1} more" if len(listed) > 1 else ""),),
+                help="list this pass for every microbatch, or for none.",
+                node=left_out[0],
+            )
