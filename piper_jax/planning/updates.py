@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper_jax.ir.dag import Coupling, Dag
@@ -51,10 +51,20 @@ def with_updates(dag: Dag) -> Dag:
         dag,
         nodes={**nodes, **new.nodes},
         data=(*data, *new.data),
-        order=(*(e for e in dag.order if e.src not in traced and e.dst not in traced), *new.order),
+        order=(*_kept_order(dag, traced, rounds), *new.order),
         groups={**dag.groups, **new.groups},
         values={**_state_values(dag, owned), **dag.values},
     )
+
+
+def _kept_order(dag: Dag, traced: Collection[NodeId], rounds: Mapping[str, int]) -> Iterator[OrderEdge]:
+    """The order edges; those into traced updates (read before update) into the update of the reader's own group."""
+    for edge in dag.order:
+        reader = dag.nodes[edge.src].group or ""
+        if edge.dst not in traced and edge.src not in traced:
+            yield edge
+        elif edge.dst in traced and reader in rounds:
+            yield OrderEdge(edge.src, update_id(reader, 0), edge.reason)
 
 
 def bundles(owned: Iterable[Ownership], dag: Dag) -> list[list[Ownership]]:
@@ -107,7 +117,7 @@ def update_id(group: str, round: int) -> NodeId:
 
 
 def _reduce(dag: Dag, new: Additions, owned: Mapping[str, Ownership], sources: Mapping[str, Sequence[NodeId]]) -> None:
-    for bundle in bundles(owned.values(), dag):
+    for bundle in bundles((o for o in owned.values() if sources[o.bucket]), dag):
         first = bundle[0]
         if first.num_copies == 1:
             _link(new, bundle, sources, first.owners)

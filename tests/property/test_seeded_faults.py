@@ -15,7 +15,7 @@ from piper_jax import PlanError
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import dispatch_order
-from piper_jax.ir.nodes import Collective, Compute, DataEdge, Recv, Send
+from piper_jax.ir.nodes import Collective, Compute, DataEdge, Recv, Send, Update
 from piper_jax.ir.rules import check
 
 MANY = settings(
@@ -36,6 +36,18 @@ def dropped_edge(dag: Dag, random: Random) -> Dag | None:
         if isinstance(dag.nodes[edge.src], ends)
         and isinstance(dag.nodes[edge.dst], ends)
         and (dag.num_microbatches > 1 or not isinstance(dag.nodes[edge.dst], Compute))
+    ]
+    lost = random.choice(found) if found else None
+    return lost and replace(dag, data=tuple(edge for edge in dag.data if edge is not lost))
+
+
+def dropped_gradient(dag: Dag, random: Random) -> Dag | None:
+    """A gradient of one of several microbatches, or an edge from or to an update."""
+    found = [
+        edge
+        for edge in dag.data
+        if (isinstance(dag.nodes[edge.dst], Update) or edge.dst.PASS == "U" or edge.values[0].startswith("gradient "))
+        and (not isinstance(dag.nodes[edge.src], Compute) or (dag.num_microbatches > 1 and edge.dst.MB is None))
     ]
     lost = random.choice(found) if found else None
     return lost and replace(dag, data=tuple(edge for edge in dag.data if edge is not lost))
@@ -155,6 +167,7 @@ def cycle_through_a_fused_slot(dag: Dag, random: Random) -> Dag | None:
 
 FAULTS: list[tuple[Fault, str]] = [
     (dropped_edge, "values-complete"),
+    (dropped_gradient, "updated-on-every-owner"),
     (crossed_sends, "matched-transfers"),
     (swapped_sends, "same-order"),
     (reordered_collective, "same-order"),

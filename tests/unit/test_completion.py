@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from traced_dags import LEAF_BYTES, chain, experts, op, tied, traced
 
@@ -9,7 +11,7 @@ import piper_jax as piper
 from piper_jax import where
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import dispatch_order, linearize
-from piper_jax.ir.nodes import Collective, DeviceGroup, Recv, Send, Update
+from piper_jax.ir.nodes import Collective, DeviceGroup, OrderEdge, Recv, Send, Update
 from piper_jax.planning import complete
 
 
@@ -133,6 +135,30 @@ def test_bucket_bytes_join_neighbouring_buckets():
     nodes = of_class(dag, Collective)
     assert list(nodes) == ["B all_reduce gradient layers.0 and 2 more", "B all_reduce gradient layers.3"]
     assert nodes["B all_reduce gradient layers.0 and 2 more"].values == tuple(f"gradient layers.{i}" for i in range(3))
+
+
+def test_state_without_gradient_is_not_reduced_with_its_neighbour():
+    plan = traced([op("a", 0), op("unused", 0, has_backward=False)], [("a", "unused", "x")]).place(
+        where(), group=(0, 1)
+    )
+    dag = plan.replicate(where(), bucket_bytes=10**6).check().complete()
+    assert [node.values for node in of_class(dag, Collective).values()] == [("gradient a",)]
+    assert [node.buckets for node in of_class(dag, Update).values()] == [("a", "unused")]
+
+
+def test_who_reads_state_without_giving_a_gradient_reads_before_the_update():
+    """A tied parameter behind ``stop_gradient``: its update waits for nothing else on that group."""
+    ops = [op("a", 0), op("detached", 1, reads=("tied",)), op("b", 2, reads=("tied",))]
+    plan = traced(ops, [("a", "detached", "x"), ("detached", "b", "y")])
+    reader, update = NodeId("detached", "B", 1), NodeId("update tied", "U")
+    data = tuple(e for e in plan.dag.data if (e.src, e.dst) != (reader, update))
+    plan = replace(plan, dag=replace(plan.dag, data=data, order=(OrderEdge(reader, update, "read before update"),)))
+    plan = plan.split(where(), num_microbatches=2)
+    for stage in range(3):
+        plan = plan.place(where(PP=stage), group=stage)
+    plan = plan.order([where(PP=stage, PASS=p, MB=mb) for stage in (0, 1) for p in ("F", "B") for mb in (0, 1)])
+    order = [str(slot.nodes[-1]) for slot in linearize(plan.check().complete())["d1"]]
+    assert order.index("U update d1") > order.index("B[PP=1,MB=1] detached")
 
 
 def test_frozen_state_has_no_update_and_unused_state_lies_on_the_first_group():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.device_groups import axes_of
+from piper_jax.ir.device_groups import axes_of, members_of
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Collective, Compute, Update
-from piper_jax.ir.ownership import owners_of, ownerships, shard_axes_of
+from piper_jax.ir.nodes import Collective, Compute, Node, Update
+from piper_jax.ir.ownership import Ownership, owners_of, ownerships, shard_axes_of
 from piper_jax.ir.rules.base import Checked
 
 REPLICA_AXES = ("data", "expert")
@@ -73,35 +73,81 @@ def incomplete_updates(checked: Checked) -> Iterator[PlanError]:
                     f"state {name} is updated {count} times on {owner}.", help="every owner updates it once per step."
                 )
     yield from _lost_gradients(dag)
+    yield from _lost_rounds(dag)
 
 
 def _lost_gradients(dag: Dag) -> Iterator[PlanError]:
-    """Gradients that miss the reduction of their bucket, where there is one."""
-    arriving: dict[str, set[NodeId]] = {}
-    producers: dict[str, set[NodeId]] = {}
+    """Gradients that miss the reduction or update of their bucket, and reductions that an update does not wait for."""
     reduced = ownerships(dag)
+    given: dict[str, dict[str, None]] = {}
+    arriving: dict[NodeId, set[str]] = {}
     for edge in dag.data:
-        src, dst = dag.nodes[edge.src], dag.nodes[edge.dst]
-        for value in edge.values:
-            bucket = value.removeprefix("gradient ")
-            if bucket == value or bucket not in reduced:
-                continue
-            if isinstance(src, Compute):
-                producers.setdefault(bucket, set()).add(edge.src)
-                is_end = isinstance(dst, Collective) if reduced[bucket].num_copies > 1 else isinstance(dst, Update)
-                if is_end and (dst.group == reduced[bucket].group.name):
-                    arriving.setdefault(bucket, set()).add(edge.src)
-    for bucket, nodes in producers.items():
-        for lost in sorted(nodes - arriving.get(bucket, set()), key=str):
+        if not isinstance(dag.nodes[edge.src], Compute):
+            continue
+        for bucket in (v.removeprefix("gradient ") for v in edge.values if v.startswith("gradient ")):
+            if bucket in reduced:
+                given.setdefault(edge.src.op, {})[bucket] = None
+                if _is_end(dag.nodes[edge.dst], reduced[bucket]):
+                    arriving.setdefault(edge.src, set()).add(bucket)
+    for name, node in dag.nodes.items():
+        if isinstance(node, Compute) and name.PASS in ("B", "BW") and name.op in given:
+            for bucket in sorted(given[name.op].keys() - arriving.get(name, set())):
+                end = "reduction" if reduced[bucket].num_copies > 1 else "update"
+                yield PlanError(
+                    f"the gradient of {bucket} from {name} does not reach its {end}.",
+                    help="complete the plan again from its directives.",
+                    bucket=bucket,
+                )
+    for name, node in dag.nodes.items():
+        if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
+            owners = (reduced[v.removeprefix("gradient ")].owners for v in node.values if v.startswith("gradient "))
+            yield from _unmet(dag, name, dict.fromkeys(o for each in owners for o in each), before=False)
+
+
+def _is_end(node: Node, owned: Ownership) -> bool:
+    if owned.num_copies > 1:
+        return isinstance(node, Collective) and node.group == owned.group.name
+    return isinstance(node, Update) and node.group in owned.owners
+
+
+def _lost_rounds(dag: Dag) -> Iterator[PlanError]:
+    """Collectives between and after updates that miss the update of one of their groups."""
+    for name, node in dag.nodes.items():
+        if isinstance(node, Collective) and name.PASS == "U":
+            members = members_of(node.group or "", dag.groups)
+            yield from _unmet(dag, name, members, before=True)
+            if any(value.startswith("update scalars ") for value in node.values):
+                yield from _unmet(dag, name, members, before=False)
+
+
+def _unmet(dag: Dag, name: NodeId, groups: Iterable[str], before: bool) -> Iterator[PlanError]:
+    """Groups whose update no data edge joins to a collective that comes before or after it."""
+    joined = _updates_around(dag)[before].get(name, set())
+    for group in groups:
+        if group not in joined:
             yield PlanError(
-                f"the gradient of {bucket} from {lost} does not reach its {_end(reduced[bucket].num_copies)}.",
+                f"{name} does not wait for the update of {group}."
+                if before
+                else f"the update of {group} does not wait for {name}.",
                 help="complete the plan again from its directives.",
-                bucket=bucket,
+                node=name,
             )
 
 
-def _end(num_copies: int) -> str:
-    return "reduction" if num_copies > 1 else "update"
+def _updates_around(dag: Dag) -> tuple[Mapping[NodeId, set[str]], Mapping[NodeId, set[str]]]:
+    """For each collective the groups whose updates come after it, and those whose updates come before it."""
+    known = dag.memo.get("updates around")
+    if known is None:
+        after: dict[NodeId, set[str]] = {}
+        before: dict[NodeId, set[str]] = {}
+        for edge in dag.data:
+            src, dst = dag.nodes[edge.src], dag.nodes[edge.dst]
+            if isinstance(src, Collective) and isinstance(dst, Update):
+                after.setdefault(edge.src, set()).add(dst.group or "")
+            elif isinstance(src, Update) and isinstance(dst, Collective):
+                before.setdefault(edge.dst, set()).add(src.group or "")
+        known = dag.memo["updates around"] = (after, before)
+    return known
 
 
 def freed_parameters(checked: Checked) -> Iterator[PlanError]:
