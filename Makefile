@@ -16,7 +16,7 @@ WORKERS ?= 2
 ARGS ?=
 CANDIDATES := python3.11 python3.12 python3.13 python3 python
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
-PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 .PHONY: help demo check test test-all clean
 
