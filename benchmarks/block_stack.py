@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -127,20 +125,3 @@ class PipelinedStep:
         """Dispatches one step and returns its loss."""
         self.state, metrics = self.train.step(self.state, batch)
         return metrics["loss"]
-
-
-def interleaved_seconds(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
-    """Times each call once a round, in turn, each until its values are there; the order turns round every time."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for round_index in range(rounds):
-        order = range(len(calls)) if round_index % 2 == 0 else reversed(range(len(calls)))
-        for k in order:
-            start = time.perf_counter()
-            jax.block_until_ready(calls[k]())
-            seconds[k].append(time.perf_counter() - start)
-    return seconds
-
-
-def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median over rounds of the ratio within a round: steadier than a ratio of medians where the machine is shared."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))

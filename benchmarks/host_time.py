@@ -10,7 +10,6 @@ Run: ``python benchmarks/host_time.py [data_parallel] [rounds]``
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,19 +17,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 DATA_PARALLEL = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 200
+ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 15
 STAGES, MICROBATCHES = 4, 8
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={STAGES * DATA_PARALLEL}"
 
 import jax
 import jax.numpy as jnp
-from block_stack import PipelinedStep, interleaved_seconds, median_ratio, perceptron_stack, random_batch
+from block_stack import PipelinedStep, perceptron_stack, random_batch
+from measuring import compare
 
 import piper_jax as piper
 
 LAYERS, DIM, BATCH = 8, 4, 16
-WARM_UP_STEPS = 20
+STEPS_IN_A_SAMPLE = 20
 
 
 def bare_sequence(instructions: Sequence[Any]) -> Callable[[], Any]:
@@ -44,7 +44,7 @@ def bare_sequence(instructions: Sequence[Any]) -> Callable[[], Any]:
     programs = {id(found.program): found.program.executable for found in instructions if found.program}
     bare = {key: _bare_program(executable) for key, executable in programs.items()}
     calls = [
-        bare[id(found.program)] if found.program else _bare_transfer(found, [outputs[k] for k in found.reads])
+        bare[id(found.program)] if found.program else _bare_move(found, [outputs[k] for k in found.reads])
         for found in instructions
     ]
 
@@ -69,9 +69,12 @@ def _bare_program(executable: jax.stages.Compiled) -> tuple[Callable[..., Any], 
     return function, arrays
 
 
-def _bare_transfer(found: Any, specs: Sequence[Any]) -> tuple[Callable[..., Any], list[jax.Array]]:
+def _bare_move(found: Any, specs: Sequence[Any]) -> tuple[Callable[..., Any], list[jax.Array]]:
+    if not specs:
+        return found.call, []
     arrays = [jax.device_put(jnp.zeros(s.shape, s.dtype), s.sharding) for s in specs]
-    return (lambda *moved: jax.device_put(list(moved), found.call.target)), arrays
+    targets = [moved.sharding for moved in found.call(*arrays)]
+    return (lambda *given: jax.device_put(list(given), targets)), arrays
 
 
 def main() -> None:
@@ -80,20 +83,20 @@ def main() -> None:
     pipelined = PipelinedStep(perceptron_stack(LAYERS, DIM), batch, strategy)
     instructions = pipelined.train.instructions()
     bare = bare_sequence(instructions)
-    calls = [lambda: (pipelined(batch), pipelined.state), bare]
-    interleaved_seconds(calls, WARM_UP_STEPS)
-    ours, theirs = interleaved_seconds(calls, ROUNDS)
-    above = statistics.median(a - b for a, b in zip(ours, theirs, strict=True)) * 1e6
-    tasks = sum(len(found.nodes) for found in instructions if found.role == "compute")
-    transfers = sum(found.role == "transfer" for found in instructions)
-    degrees = f"{DATA_PARALLEL} data x {STAGES} pipeline, {MICROBATCHES} microbatches"
-    print(f"{LAYERS} layers, d={DIM}, {degrees}, {os.cpu_count()} cores")
+    jax.block_until_ready((pipelined(batch), bare()))
+    found = compare(lambda: (pipelined(batch), pipelined.state), bare, rounds=ROUNDS, calls=STEPS_IN_A_SAMPLE)
+    tasks = sum(len(i.nodes) for i in instructions if i.role == "compute")
+    transfers = sum(i.role == "transfer" for i in instructions)
+    above, above_cpu = found.difference_seconds * 1e6, found.cpu_difference_seconds * 1e6
+    ours, theirs = (s * 1e6 for s in found.seconds)
+    print(f"{LAYERS} layers, d={DIM}, {DATA_PARALLEL} data x {STAGES} pipeline, {os.cpu_count()} cores")
     print(f"{tasks} tasks (F or B of a microbatch) in {len(instructions)} instructions, {transfers} of them transfers")
-    print(f"train.step                    {statistics.median(ours) * 1e3:7.2f} ms")
-    print(f"bare calls of the same arity  {statistics.median(theirs) * 1e3:7.2f} ms")
-    print(f"ratio                         {median_ratio(ours, theirs):7.2f}")
-    print(f"above bare, each instruction  {above / len(instructions):7.1f} us")
-    print(f"above bare, each task         {above / tasks:7.1f} us   (all of train.step counted)")
+    print(f"train.step                    {ours:6.0f} us, {ours / tasks:.0f} us a task")
+    print(f"bare calls of the same arity  {theirs:6.0f} us, {theirs / tasks:.0f} us a task")
+    print(f"ratio                         {found}")
+    print(f"above bare, an instruction    {above / len(instructions):6.1f} us")
+    print(f"above bare, a task            {above / tasks:6.1f} us   (all of train.step counted)")
+    print(f"the same in processor time    {above_cpu / tasks:6.1f} us")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Run: ``python benchmarks/step_time.py [data_parallel] [rounds]``; 2 as first arg
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from pathlib import Path
 
@@ -17,11 +16,12 @@ STAGES, MICROBATCHES = 4, 8
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={STAGES * DATA_PARALLEL}"
 
-from block_stack import PipelinedStep, PlainStep, block_stack, interleaved_seconds, median_ratio, random_batch
+from block_stack import PipelinedStep, PlainStep, block_stack, random_batch
+from measuring import compare
 
 import piper_jax as piper
 
-LAYERS, DIM, LENGTH, BATCH = 8, 256, 128, 32
+LAYERS, DIM, LENGTH, BATCH = 8, 256, 64, 32
 WARM_UP_STEPS = 2
 
 
@@ -36,15 +36,13 @@ def main() -> None:
     pipelined, plain = PipelinedStep(model, batch, strategy), PlainStep(model, MICROBATCHES)
     for _ in range(WARM_UP_STEPS):
         losses = float(pipelined(batch)), float(plain(batch))
-    calls = [lambda: (pipelined(batch), pipelined.state), lambda: (plain(batch), plain.state)]
-    ours, theirs = interleaved_seconds(calls, ROUNDS)
-    size = f"{LAYERS} blocks, d={DIM}, {BATCH} x {LENGTH} tokens, {MICROBATCHES} microbatches"
-    print(f"{size}, clip + AdamW, {os.cpu_count()} cores")
-    print(f"1F1B, {DATA_PARALLEL} data x {STAGES} pipeline   {statistics.median(ours):7.3f} s a step")
-    print(f"plain jax.jit, one device   {statistics.median(theirs):7.3f} s a step")
+    found = compare(lambda: (pipelined(batch), pipelined.state), lambda: (plain(batch), plain.state), rounds=ROUNDS)
+    print(f"{LAYERS} blocks, d={DIM}, {BATCH} x {LENGTH} tokens, {MICROBATCHES} microbatches, {os.cpu_count()} cores")
+    print(f"1F1B, {DATA_PARALLEL} data x {STAGES} pipeline   {found.seconds[0]:.3f} s a step")
+    print(f"plain jax.jit, one device   {found.seconds[1]:.3f} s a step")
     print(f"losses after {WARM_UP_STEPS} steps       {losses[0]:.6f} and {losses[1]:.6f}")
-    low, _, high = statistics.quantiles((a / b for a, b in zip(ours, theirs, strict=True)), n=4)
-    print(f"ratio                       {median_ratio(ours, theirs):7.3f}   (quartiles {low:.3f}-{high:.3f})")
+    print(f"ratio                       {found}")
+    print(f"ratio of processor time     {found.cpu_ratio:.3f}")
 
 
 if __name__ == "__main__":
