@@ -176,8 +176,8 @@ def context(dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *
             help="give every stage the same number of devices.",
         )
     slices = dag.num_microbatches * next(iter(replicas.values()))
-    if batch_size % slices:
-        nearest = [n for n in (batch_size // slices * slices, -(-batch_size // slices) * slices) if n]
+    if batch_size % slices or not batch_size:
+        nearest = [n for n in (batch_size // slices * slices, -(-batch_size // slices) * slices) if n] or [slices]
         raise PlanError(
             f"compile: a batch of {batch_size} rows cannot be divided into {dag.num_microbatches} microbatches "
             f"x {slices // dag.num_microbatches} replicas = {slices} slices.",

@@ -37,7 +37,7 @@ def prologue(builder: Builder, metrics: Iterable[Key]) -> Iterable[Instruction]:
 def _weight(context: Context, group: str) -> LocalProgram:
     program = context.program
     eqns = program.flat.needed([program.weight] if isinstance(program.weight, int) else [])
-    used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {program.weight}
+    used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {a for a in [program.weight] if isinstance(a, int)}
     leaves = [i for i in range(program.num_batch) if program.batch_input(i) in used]
     keys = tuple(batch_key(context, group, i) for i in leaves)
     out = Key("seed", group)

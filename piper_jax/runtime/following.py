@@ -22,7 +22,7 @@ def follow(plan: Plan, other: Plan) -> Plan:
         other = other.cut(stages=[tuple(sorted(stage_units[s])) for s in sorted(stage_units)])
     else:
         other = other.cut(stages=len(stage_units))
-    if plan.num_microbatches > 1:
+    if plan.is_split:
         other = other.split(where(), num_microbatches=plan.num_microbatches)
     for node in plan.dag.nodes.values():
         if isinstance(node, Compute) and node.id.PASS == "F":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import jax
@@ -38,9 +38,12 @@ class MetricGather:
         result = self._loss(by_key)
         leaves = [self._metric(by_key, k) for k in range(len(self.context.program.metrics))]
         aux = jax.tree.unflatten(self.context.program.metrics_tree, leaves)
+        if not result:
+            return {"aux": aux}
         if aux is None:
             return result
-        if isinstance(aux, dict) and not set(aux) & set(result) and all(isinstance(k, str) for k in aux):
+        reserved = {"aux", *result}
+        if isinstance(aux, dict) and not reserved & set(aux) and all(isinstance(k, str) for k in aux):
             return {**result, **aux}
         return {**result, "aux": aux}
 
@@ -56,10 +59,11 @@ class MetricGather:
 
     def _metric(self, by_key: Mapping[Key, Any], index: int) -> Any:
         metric = self.context.program.metrics[index]
-        key = next((k for k in by_key if k.kind == "metric" and k.item == index), None)
-        if key is None:
+        found = [v for k, v in by_key.items() if k.kind == "metric" and k.item == index]
+        if not found:
             return jnp.asarray(read(metric.atom, {}))
-        value = by_key[key]
+        # Each group leaves zeros for the microbatches that run elsewhere.
+        value = reduce(jnp.logical_or if found[0].dtype == jnp.bool_ else jnp.add, found)
         match metric.kind:
             case "mean":
                 return value.sum(0) / self.context.num_slices

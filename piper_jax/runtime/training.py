@@ -48,6 +48,10 @@ class Train:
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
     _profiled: Train | None = None
 
+    def __repr__(self) -> str:
+        plan, programs = self.plan, self.compiler.num_compiles
+        return f"Train({plan.num_stages} stages, {plan.num_microbatches} microbatches, {programs} programs)"
+
     # -- state ---------------------------------------------------------------------------------------
     def init(self, params: Any, seed: int = 0) -> TrainState:
         """A fresh state from the user's parameters, which are copied and never donated.
@@ -111,8 +115,7 @@ class Train:
         if fn is None:
             metrics = self.evaluate(state, batch)
             return metrics.get("aux", {k: v for k, v in metrics.items() if k != "loss"})
-        outputs = self._following(fn, batch, forward_only=True).evaluate(state, batch)
-        return outputs.get("aux", outputs)
+        return self._following(fn, batch, forward_only=True).evaluate(state, batch)["aux"]
 
     def bisect(self, state: TrainState, batch: Any, rtol: float = 2e-5) -> Difference | None:
         """Runs plan and reference side by side; the first node whose values differ by more than ``rtol``, or None.

@@ -61,6 +61,8 @@ def batch_layout(batch: Any) -> BatchLayout:
     positions = tuple(i for i, (_, v) in enumerate(with_path) if is_array(v))
     specs = tuple(spec(with_path[i][1]) for i in positions)
     paths = tuple(path_text(with_path[i][0]) or "batch" for i in positions)
+    if empty := [path for path, s in zip(paths, specs, strict=True) if s.shape and not s.shape[0]]:
+        raise TraceError(f"trace: batch leaf {empty[0]} has no rows.", help="pass at least one row for each slice.")
     sizes = {path: s.shape[0] for path, s in zip(paths, specs, strict=True) if s.shape}
     if not sizes:
         raise TraceError("trace: the batch holds no array with a batch dimension.", help="pass arrays [batch, ...].")
@@ -78,12 +80,14 @@ def batch_layout(batch: Any) -> BatchLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One auxiliary output: its path, its value in the flat program, and how slices are combined."""
+    """One auxiliary output: its path, its value in the flat program, and how slices are combined (``explicit``: as the
+    user said)."""
 
     path: str
     atom: Atom
     kind: MetricKind
     dtype: Any
+    explicit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +188,13 @@ def trace_loss(
 
 def _unchanged_state(flat: Flat, state: ModelState, num_outputs: int) -> Flat:
     """The program without the model's state among its outputs, once that is known to be what it was."""
-    random = {*state.rng_keys, *state.rng_counts}
-    for i, atom in enumerate(flat.outputs[num_outputs:]):
+    random, after = {*state.rng_keys, *state.rng_counts}, flat.outputs[num_outputs:]
+    if after and len(after) != len(state.leaves):
+        raise TraceError(
+            f"trace: the loss function adds state to the model ({len(after)} arrays, {len(state.leaves)} before).",
+            help="return what nnx sow and the like collect as an auxiliary output instead.",
+        )
+    for i, atom in enumerate(after):
         if atom != flat.inputs[i] and i not in random:
             raise TraceError(
                 f"trace: {state.leaves[i].path} changes inside the loss function.",
@@ -221,6 +230,12 @@ def _dtype(name: str) -> Any:
 
 
 def _check_scalar(name: str, value: Any) -> None:
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
+        forgotten = "; is a return missing?" if value is None else ""
+        raise TraceError(
+            f"trace: the loss function returned a {type(value).__name__} as its loss{forgotten}",
+            help="return loss, (loss, aux) or piper.WeightedLoss(total, weight), with scalar losses.",
+        )
     shape, dtype = jnp.shape(value), jnp.result_type(value)
     if shape != () or not jnp.issubdtype(dtype, jnp.floating):
         what = "loss" if name == "loss" else f"WeightedLoss.{name}"
@@ -252,7 +267,7 @@ def _program(flat: Flat, state: ModelState, num_batch: int, names: Mapping[str, 
     weights = [weight] if weight is not None else []
     flat = replace(flat, outputs=(*(a for _, a in terms), *weights, *aux)).without_dead_code()
     metrics = tuple(
-        Metric(path=path, atom=atom, kind=kind or "mean", dtype=_atom_aval(flat, atom).dtype)
+        Metric(path=path, atom=atom, kind=kind or "mean", dtype=_atom_aval(flat, atom).dtype, explicit=bool(kind))
         for path, atom, kind in zip(names["paths"], aux, names["kinds"], strict=True)
     )
     trainable = [flat.inputs[i] for i in state.trainable]

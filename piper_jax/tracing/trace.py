@@ -13,8 +13,8 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Bucket, Compute, DataEdge, Op, OrderEdge, Update, Value
 from piper_jax.planning import Plan
 from piper_jax.tracing.chunk import Chunk, chunks
-from piper_jax.tracing.flat import FlatEqn
-from piper_jax.tracing.loss_program import LossProgram, batch_layout, trace_loss
+from piper_jax.tracing.flat import Atom, FlatEqn
+from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, batch_layout, trace_loss
 from piper_jax.tracing.model_state import ModelState, model_state, nbytes
 from piper_jax.tracing.naming import bucket_leaves, unit_names
 from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
@@ -53,7 +53,7 @@ def trace(
     program = trace_loss(loss_fn, state, layout, layout.size, forward_only=forward_only)
     doubled = trace_loss(loss_fn, state, layout, 2 * layout.size, forward_only=forward_only)
     batch_dims = _batch_dims(program, matched(program, doubled, 2 * layout.size))
-    program = replace(program, metrics=_per_sample(program, batch_dims))
+    program = replace(program, metrics=_reductions(program, doubled, batch_dims))
     units = assign_units(program)
     num_units = max((u for u in units if u is not None), default=-1) + 1
     if not num_units:
@@ -74,11 +74,25 @@ def _batch_dims(program: LossProgram, doubled: LossProgram) -> tuple[int | None,
     )
 
 
-def _per_sample(program: LossProgram, batch_dims: Sequence[int | None]) -> tuple[Any, ...]:
+def _reductions(program: LossProgram, doubled: LossProgram, batch_dims: Sequence[int | None]) -> tuple[Metric, ...]:
+    """How metrics are combined where the user did not say: rows in order, what no batch changes as it is."""
     return tuple(
-        replace(m, kind="samples") if isinstance(m.atom, int) and batch_dims[m.atom] == 0 else m
-        for m in program.metrics
+        metric if metric.explicit else replace(metric, kind=_kind(program, metric, other.atom, batch_dims))
+        for metric, other in zip(program.metrics, doubled.metrics, strict=True)
     )
+
+
+def _kind(program: LossProgram, metric: Metric, doubled: Atom, batch_dims: Sequence[int | None]) -> MetricKind:
+    if not isinstance(metric.atom, int):
+        return metric.kind if metric.atom.val != doubled.val else "last"  # type: ignore[union-attr]
+    if (dim := batch_dims[metric.atom]) is not None and dim > 0:
+        raise TraceError(
+            f"trace: the auxiliary output {metric.path or 'aux'} has the batch on dimension {dim}.",
+            help="put the batch on dimension 0, or reduce it inside the loss function.",
+        )
+    if not program.data_dependent[metric.atom]:
+        return "last"
+    return "samples" if dim == 0 else metric.kind
 
 
 @dataclass(slots=True)
