@@ -83,7 +83,7 @@ def matched(program: LossProgram, other: LossProgram, size: int) -> LossProgram:
             f"trace: the model computes something else for a batch of {size} rows, from `{eqn.name}` at "
             f"{eqn.path or 'the loss function'} on.",
             help="its Python code branches on the batch size (some libraries do for one row); "
-            "use jnp.where, or slices of more rows.",
+            "use jnp.where, or larger slices.",
         )
     kinds = zip(other.metrics, program.metrics, strict=True)
     return replace(other, metrics=tuple(replace(mine, kind=known.kind) for mine, known in kinds))

@@ -158,7 +158,7 @@ def loss_without_parameters():
     piper.TraceError,
     """
     trace: the model computes something else for a batch of 32 rows, from `cos` at the loss function on.
-    help: its Python code branches on the batch size (some libraries do for one row); use jnp.where, or slices of more rows.
+    help: its Python code branches on the batch size (some libraries do for one row); use jnp.where, or larger slices.
 """,
 )
 def model_that_branches_on_the_batch_size():
