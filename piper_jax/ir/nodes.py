@@ -99,6 +99,7 @@ class Op:
       shard_axis: mesh axis over which the region's experts are sharded, or None.
       replica_means: all_reduces over the replicas inside each forward and each backward (``mean_over_replicas``); they
         are no nodes of their own, since they would cut the operation in two.
+      needs_weight: its terms of the loss are divided by a weight that the whole batch gives (``WeightedLoss``).
     """
 
     name: str
@@ -119,6 +120,7 @@ class Op:
     shard_axis: str | None = None
     shard_stream: str = "compute"
     replica_means: tuple[int, int] = (0, 0)
+    needs_weight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

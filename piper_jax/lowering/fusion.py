@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Compute
+from piper_jax.ir.nodes import Collective, Compute
 
 
 def fuse(dag: Dag, order: Sequence[Slot], lowered: Callable[[NodeId], bool]) -> tuple[Slot, ...]:
@@ -29,17 +29,19 @@ def fuse(dag: Dag, order: Sequence[Slot], lowered: Callable[[NodeId], bool]) -> 
         sources.setdefault(edge.dst, []).append(edge.src)
     result: list[Slot] = []
     last: dict[str, int] = {}
+    done: dict[NodeId, int] = {}
     for slot in order:
         nodes = tuple(n for n in slot.nodes if lowered(n))
         if not nodes:
             continue
         before = last.get(slot.group)
         computes = all(isinstance(dag.nodes[n], Compute) for n in nodes)
-        if before is not None and computes and _joins(dag, result[before].nodes, nodes, users, sources):
+        if before is not None and computes and _joins(dag, result[before].nodes, nodes, users, sources, done, before):
             result[before] = Slot(group=slot.group, nodes=(*result[before].nodes, *nodes))
             continue
         if computes:
             last[slot.group] = len(result)
+        done.update((n, len(result)) for n in nodes if isinstance(dag.nodes[n], Collective))
         result.append(Slot(group=slot.group, nodes=nodes))
     return tuple(result)
 
@@ -50,9 +52,13 @@ def _joins(
     second: Sequence[NodeId],
     users: dict[NodeId, list[NodeId]],
     sources: dict[NodeId, list[NodeId]],
+    done: dict[NodeId, int],
+    position: int,
 ) -> bool:
+    """``done`` has the positions of collectives, ``position`` is that of the first slot."""
     members = {*first, *second}
     uses = any(src in first for n in second for src in sources.get(n, ()))
-    own_inputs = all(isinstance(dag.nodes[src], Compute) for n in second for src in sources.get(n, ()))
+    inputs = [src for n in second for src in sources.get(n, ())]
+    own_inputs = all(isinstance(dag.nodes[src], Compute) or done.get(src, position) < position for src in inputs)
     kept_inside = all(dst in members for n in first for dst in users.get(n, ()))
     return uses and own_inputs and kept_inside

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import REPLICA_AXES
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
-from piper_jax.lowering.slots import batch_key, local_spec
+from piper_jax.lowering.slots import batch_key, local_spec, slice_key
 from piper_jax.tracing.flat import read
 
 
@@ -31,7 +32,10 @@ def prologue(builder: Builder, metrics: Iterable[Key]) -> Iterable[Instruction]:
             )  # fmt: skip
             yield builder.local("prologue", group, zeros)
         if any(isinstance(k.item, tuple) and k.item[0] == "total" for k in own):
-            yield builder.local("prologue", group, _weight(context, group))
+            node = NodeId(f"all_reduce weight {group}", "F")
+            yield builder.local(
+                "prologue", group, _weight(context, group), (node,) if node in context.dag.nodes else ()
+            )
 
 
 def _weight(context: Context, group: str) -> LocalProgram:
@@ -40,6 +44,7 @@ def _weight(context: Context, group: str) -> LocalProgram:
     used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {a for a in [program.weight] if isinstance(a, int)}
     leaves = [i for i in range(program.num_batch) if program.batch_input(i) in used]
     keys = tuple(batch_key(context, group, i) for i in leaves)
+    random = (Key("key", group), Key("step", group)) if program.key_input in used else ()
     out = Key("seed", group)
 
     def one(index: Any, env: dict[Key, Any]) -> Any:
@@ -47,14 +52,18 @@ def _weight(context: Context, group: str) -> LocalProgram:
         for leaf, key in zip(leaves, keys, strict=True):
             row = env[key] if key.kind == "shared" else jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False)
             values[program.batch_input(leaf)] = row
+        if random:
+            values[program.key_input] = slice_key(context, *(env[k] for k in random), index)
         program.flat.run((program.flat.eqns[i] for i in eqns), values, REPLICA_AXES)
         return jnp.asarray(read(program.weight, values)).astype(local_spec(context, out).dtype)  # type: ignore[arg-type]
 
     def body(env: dict[Key, Any]) -> dict[Key, Any]:
         weights = jax.lax.map(lambda m: one(m, env), jnp.arange(context.num_microbatches))
-        return {out: 1.0 / jax.lax.psum(weights.sum(), REPLICA_AXES)}
+        total = weights.sum()
+        total = jax.lax.psum(total, REPLICA_AXES) if isinstance(program.weight, int) else total * context.replicas
+        return {out: 1.0 / total}
 
-    return LocalProgram(label=f"weight {group}", reads=keys, writes=(out,), body=body)
+    return LocalProgram(label=f"weight {group}", reads=(*keys, *random), writes=(out,), body=body)
 
 
 def clocks(builder: Builder) -> Iterable[Instruction]:

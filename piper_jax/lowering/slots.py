@@ -57,8 +57,7 @@ class Step:
         if key.kind == "batch":
             return jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False)
         if key.kind == "key":
-            slice_index = index * self.context.replicas + jax.lax.axis_index(REPLICA_AXES)
-            return jax.random.fold_in(jax.random.fold_in(env[key], env[Key("step", self.group)]), slice_index)
+            return slice_key(self.context, env[key], env[Key("step", self.group)], index)
         return env[key] if len(source) == 1 else sum(env[k] for k in source)
 
     def _accumulated(self, env: Mapping[Key, Any], key: Key, value: Any) -> Any:
@@ -70,6 +69,12 @@ class Step:
                 return jnp.where(index == self.context.num_microbatches - 1, value, before)
             case _:
                 return before + value.astype(before.dtype)
+
+
+def slice_key(context: Context, key: Any, clock: Any, microbatch: Any) -> Any:
+    """The random key of a slice, inside a program: of the step, then of the slice's number."""
+    number = microbatch * context.replicas + jax.lax.axis_index(REPLICA_AXES)
+    return jax.random.fold_in(jax.random.fold_in(key, clock), number)
 
 
 def step(context: Context, group: str, node: NodeId) -> Step:

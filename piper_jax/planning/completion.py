@@ -13,10 +13,11 @@ from piper_jax.planning.exchanges import with_exchanges
 from piper_jax.planning.gathers import with_gathers
 from piper_jax.planning.transfers import with_transfers
 from piper_jax.planning.updates import with_updates
+from piper_jax.planning.weights import with_weights
 
 
 def complete(dag: Dag) -> Dag:
-    """The DAG with its all_to_alls, sends, receives, reductions, updates and gathers; what is checked and lowered.
+    """The DAG with its all_to_alls, sends, receives, reductions, updates and gathers, as checked and lowered.
 
     Directives only set attributes (groups, replication, sharding, slots), and this function is the one place that turns
     them into communication. So no rewrite has to repair what an earlier one inserted. A completed DAG is returned as
@@ -33,7 +34,7 @@ def complete(dag: Dag) -> Dag:
             f"{len(missing)} nodes have no group yet, the first is {missing[0]}.",
             help=f"call plan.place(where(PP={missing[0].PP}), group=...), or plan.apply(strategy).",
         )
-    for step in (with_exchanges, with_transfers, with_updates, with_gathers):
+    for step in (with_exchanges, with_transfers, with_weights, with_updates, with_gathers):
         dag = step(dag)
     return replace(dag, slots=_sorted_inside(dag))
 

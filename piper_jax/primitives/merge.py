@@ -87,6 +87,7 @@ def _merged_op(name: str, together: Sequence[Op]) -> Op:
         batch_inputs=tuple(dict.fromkeys(path for op in together for path in op.batch_inputs)),
         has_backward=any(op.has_backward for op in together),
         splittable=all(op.splittable for op in together),
+        needs_weight=any(op.needs_weight for op in together),
     )
 
 

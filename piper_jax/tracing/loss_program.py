@@ -259,6 +259,11 @@ def _program(flat: Flat, state: ModelState, num_batch: int, names: Mapping[str, 
             "trace: the weight of the WeightedLoss depends on parameters.",
             help="compute it from the batch alone, for example from the padding mask.",
         )
+    if isinstance(weight, int) and _dependent(flat, [flat.inputs[i] for i in random])[weight]:
+        raise TraceError(
+            "trace: the weight of the WeightedLoss depends on the random streams of the model.",
+            help="draw what it depends on from the key of the slice: loss_fn(model, batch, rng).",
+        )
     terms: list[tuple[TermKind, Atom]] = []
     for kind, root in parts.items():
         flat, atoms = split_terms(flat, root, param_free)

@@ -175,7 +175,10 @@ class _Assembly:
                 name=name, units=(unit,), PP=unit, path=name, source=_first_line(own),
                 reads=(*reads, *unread),
                 batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
-                has_backward=part.has_backward and not self.forward_only, **costs[alike],
+                has_backward=part.has_backward and not self.forward_only,
+                needs_weight=isinstance(self.program.weight, int)
+                and any(self.program.terms[t][0] == "total" for t in part.terms),
+                **costs[alike],
             )  # fmt: skip
         return ops
 

@@ -14,6 +14,9 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Node, Recv, Send
 from piper_jax.ir.rules.base import Checked
 
+FROM_BATCH = frozenset({"weight"})
+"""Values that follow from the batch alone, which every group has."""
+
 
 def unmatched_transfers(checked: Checked) -> Iterator[PlanError]:
     """Sends without their receive and receives without their send."""
@@ -73,7 +76,7 @@ def lost_values(checked: Checked) -> Iterator[PlanError]:
             case Compute():
                 wanted = read[name.op, _reads_like(name)]
             case Send() | Recv() | Collective(kind="all_reduce" | "reduce_scatter" | "all_to_all"):
-                wanted = set(node.values)
+                wanted = set(node.values) - FROM_BATCH
             case _:
                 continue
         for value in sorted(wanted - incoming[name]):
