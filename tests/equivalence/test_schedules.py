@@ -1,8 +1,10 @@
-"""Every schedule takes the steps of the one-device reference: a pairwise sample of stages, microbatches and models."""
+"""Every schedule takes the steps of the one-device reference: a sample by default, the whole table under ``full``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import pytest
 from oracle import Problem, assert_equivalent, momentum
@@ -23,6 +25,8 @@ def problem(kind: str) -> Problem:
             return Problem(loss_fn=mean_loss, params=Tower(layers=9, skip=True), batch=tokens(), optimizer=momentum())
         case "tied":
             return Problem(loss_fn=mean_loss, params=Tower(layers=6, tied=True), batch=tokens())
+        case "tied eight":
+            return Problem(loss_fn=mean_loss, params=Tower(layers=8, tied=True), batch=tokens())
         case _:
             return Problem(loss_fn=weighted_loss, params=Tower(layers=6), batch=tokens())
 
@@ -61,3 +65,48 @@ def test_schedule(
     )
     train = assert_equivalent(problem(kind), strategy)
     assert len(train.plan.groups) == ranks
+
+
+# -- the whole table: three steps of every cell that is legal; the others are refused with the rule ----------
+ANY: Callable[[int, int], bool] = lambda ranks, microbatches: True  # noqa: E731
+LEGAL: dict[str, Callable[[int, int], bool]] = {
+    "GPipe": ANY,
+    "1F1B": ANY,
+    "Eager1F1B": ANY,
+    "Interleaved1F1B": lambda ranks, microbatches: microbatches % ranks == 0,
+    "ZBH1": ANY,
+    "ZBV": ANY,
+    "DualPipeV": lambda ranks, microbatches: microbatches >= 2 * ranks,
+    "DualPipe": lambda ranks, microbatches: ranks % 2 == microbatches % 2 == 0 and microbatches >= 2 * ranks,
+}
+WHOLE = [
+    (schedule, ranks, microbatches, kind)
+    for schedule, ranks, kind in product(LEGAL, (2, 3, 4), ("uneven", "tied eight"))
+    for microbatches in (ranks - 1, ranks, 2 * ranks)
+]
+
+
+def planned(schedule: str, ranks: int, microbatches: int) -> piper.Strategy:
+    named = (piper.directive(schedule),)
+    return piper.Strategy(pipeline_parallel=ranks, num_microbatches=microbatches, directives=named)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("schedule", "ranks", "microbatches", "kind"), [c for c in WHOLE if LEGAL[c[0]](*c[1:3])])
+def test_whole(schedule: str, ranks: int, microbatches: int, kind: str) -> None:
+    assert_equivalent(problem(kind), planned(schedule, ranks, microbatches))
+
+
+@cache
+def traced() -> piper.Plan:
+    even = problem("even")
+    return piper.trace(even.loss_fn, even.params, even.batch, optimizer=even.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "microbatches"), dict.fromkeys(c[:3] for c in WHOLE if not LEGAL[c[0]](*c[1:3]))
+)
+def test_other_counts_are_refused_with_the_nearest_legal_ones(schedule: str, ranks: int, microbatches: int) -> None:
+    with pytest.raises(piper.DirectiveError, match=r"takes|must be") as caught:
+        traced().apply(planned(schedule, ranks, microbatches))
+    assert caught.value.help.startswith(("use num_microbatches=", "use pipeline_parallel="))
