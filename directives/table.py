@@ -7,10 +7,12 @@ from pathlib import Path
 import piper_jax as piper
 from piper_jax import where
 
+FORMS = "write F0, B0, BI0, BW0, 2F0 or F2.0 (stage 2), or F1+B0."
+
 
 @piper.strategy("Table", options={"file": "path of a CSV, JSON or text file with the rows; needed"})
 def table(plan, options):
-    """Runs what a file lists: `F0 F1 B0`, `2F0` for stage 2, `F1+B0` for an overlap slot, `BI0` and `BW0`."""
+    """Runs what a file lists: `F0 F1 B0`, `2F0` or `F2.0` for stage 2, `F1+B0` for an overlap slot, `BI0` and `BW0`."""
     if options.get("file") is None:
         raise piper.DirectiveError("Table needs file.", help='directive("Table", file="my_schedule.csv").')
     path, microbatches = Path(options["file"]), options.num_microbatches
@@ -54,12 +56,11 @@ def _json_rows(name, text):
 
 def _tasks(cell, rank, name):
     """``2F1+2B0`` as ((2, "F", 1), (2, "B", 0)); a task without a stage is of the stage with the number of the row."""
-    found = [re.fullmatch(r"(\d*)(F|BI|BW|B)(\d+)", task) for task in cell.split("+")]
+    found = [re.fullmatch(r"(\d*)(F|BI?|BW|I|W)(\d+)|(F|BI?|BW|I|W)(\d+)\.(\d+)", task) for task in cell.split("+")]
     if not all(found):
-        raise piper.DirectiveError(
-            f"{name}: row {rank}: {cell!r} is not a task.", help="write F0, B0, BI0, BW0, 2F0 or F1+B0."
-        )
-    return tuple((int(m[1] or rank), m[2], int(m[3])) for m in found)
+        raise piper.DirectiveError(f"{name}: row {rank}: {cell!r} is not a task.", help=FORMS)
+    full = {"I": "BI", "W": "BW"}
+    return tuple((int(m[1] or m[5] or rank), full.get(m[2] or m[4], m[2] or m[4]), int(m[3] or m[6])) for m in found)
 
 
 def _row_of(rows, name, microbatches):
@@ -79,7 +80,7 @@ def _row_of(rows, name, microbatches):
             help=f"use num_microbatches={last + 1}.",
         )
     if not row_of:
-        raise piper.DirectiveError(f"{name} lists no task.", help="write F0, B0, BI0, BW0, 2F0 or F1+B0.")
+        raise piper.DirectiveError(f"{name} lists no task.", help=FORMS)
     return row_of
 
 

@@ -60,6 +60,14 @@ def test_the_grid_of_a_plan_is_a_table_of_the_same_plan(tmp_path, schedule, rank
         assert [s for s in again.dag.slots if s.group == group] == [s for s in plan.dag.slots if s.group == group]
 
 
+def test_stages_are_written_before_the_pass_or_before_the_microbatch(tmp_path):
+    """``2F0`` and ``I`` and ``W`` as in torch.distributed.pipelining, ``F2.0`` as printed plans have it."""
+    one = planned(tmp_path / "one.csv", "0F0 3F0 3I0 3W0 0B0\n1F0 2F0 2B0 1B0", microbatches=1)
+    other = planned(tmp_path / "other.csv", "F0.0 F3.0 BI3.0 BW3.0 B0.0\nF1.0 F2.0 B2.0 B1.0", microbatches=1)
+    assert one.dag == other.dag
+    assert [f"{n.PASS}{n.PP}" for slot in one.dag.slots[:5] for n in slot.nodes] == ["F0", "F3", "BI3", "BW3", "B0"]
+
+
 def test_a_missing_microbatch_is_named(tmp_path):
     text = "F0 F1 B0 B1\nF0 B0 F1 B1"
     assert fault(tmp_path, text) == (
@@ -101,7 +109,7 @@ def test_forward_and_backward_apart_are_named(tmp_path):
     assert "stage 0, microbatch 0 are on different ranks" in fault(tmp_path, text, microbatches=1)
 
 
-@pytest.mark.parametrize("cell", ["G0", "F", "F0B0", "U0", "F0+", "-F1"])
+@pytest.mark.parametrize("cell", ["G0", "F", "F0B0", "U0", "F0+", "-F1", "1F2.0", "F.0"])
 def test_what_is_no_task_is_named(tmp_path, cell):
     assert f"row 1: {cell!r} is not a task" in fault(tmp_path, f"F0 B0\nF0 {cell}", microbatches=1)
 
