@@ -16,7 +16,7 @@ from piper_jax.ir.ids import NodeId
 class NodeIndex:
     """The compute and update nodes of one set of ids, by their coordinates. Filters with exact ones are look-ups."""
 
-    __slots__ = ("by", "exact", "ids", "position")
+    __slots__ = ("by", "exact", "ids", "is_split", "position")
 
     def __init__(self, ids: Sequence[NodeId]):
         self.ids = tuple(ids)
@@ -30,14 +30,22 @@ class NodeIndex:
             by_pass.setdefault(pass_, []).append(node)
             by_stage.setdefault(stage, []).append(node)
             by_microbatch.setdefault(microbatch, []).append(node)
+        self.is_split = any(microbatch is not None for microbatch in by_microbatch)
 
-    def candidates(self, leaf: Where) -> Sequence[NodeId]:
-        """Few nodes among which are all those that ``leaf`` selects, in node order."""
+    def looked_up(self, leaf: Where) -> list[NodeId] | None:
+        """The nodes of one stage, microbatch and named pass; None where ``leaf`` does not name just one of each."""
         stage, microbatch, passes = leaf.PP, leaf.MB, leaf.PASS
         if isinstance(stage, int) and isinstance(microbatch, int) and passes is not None and len(passes) == 1:
             return [n for p in ADMITTED[passes[0]] for n in self.exact.get((p, stage, microbatch), ())]
+        return None
+
+    def candidates(self, leaf: Where) -> Sequence[NodeId]:
+        """Few nodes among which are all those that ``leaf`` selects, in node order."""
+        known = self.looked_up(leaf)
+        if known is not None:
+            return known
         shortest: Sequence[NodeId] = self.ids
-        for name, value in (("PP", stage), ("MB", microbatch)):
+        for name, value in (("PP", leaf.PP), ("MB", leaf.MB)):
             if isinstance(value, int):
                 found = self.by[name].get(value, [])
                 shortest = found if len(found) < len(shortest) else shortest
@@ -65,7 +73,7 @@ def keep_index(old: Dag, new: Dag) -> Dag:
 
 def is_split(dag: Dag) -> bool:
     """Whether nodes have microbatch coordinates."""
-    return any(microbatch is not None for microbatch in index_of(dag).by["MB"])
+    return index_of(dag).is_split
 
 
 def paths_of(dag: Dag, node: NodeId) -> tuple[str, ...]:
@@ -92,7 +100,7 @@ def select(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:
     require_filter(filter)
     index = index_of(dag)
     for leaf in leaves(filter):
-        if leaf.MB is not None and not is_split(dag):
+        if leaf.MB is not None and not index.is_split:
             raise FilterError(
                 f"{filter}: there are no microbatches before split.",
                 help="call plan.split(where(), num_microbatches=...) first, or leave MB out.",
@@ -111,7 +119,8 @@ def found(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:
 def _found(dag: Dag, index: NodeIndex, filter: Filter) -> Sequence[NodeId]:
     match filter:
         case Where():
-            found = [node for node in index.candidates(filter) if filter.admits_id(node)]
+            known = index.looked_up(filter) if filter.EP is None else None
+            found = [n for n in index.candidates(filter) if filter.admits_id(n)] if known is None else known
             return found if filter.path is None else [n for n in found if under(filter.path, paths_of(dag, n))]
         case Or(left=left, right=right):
             union = {*_found(dag, index, left), *_found(dag, index, right)}

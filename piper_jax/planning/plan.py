@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from piper_jax.errors import DirectiveError, FilterError, PlanError
+from piper_jax.ir.collector import collector_paused
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import ForwardMap
@@ -130,7 +131,8 @@ class Plan:
         """The DAG with every communication and update; computed once. See :mod:`piper_jax.planning.completion`."""
         known = self.dag.memo.get("completed")
         if known is None:
-            known = self.dag.memo["completed"] = complete(self.dag)
+            with collector_paused():
+                known = self.dag.memo["completed"] = complete(self.dag)
         return known
 
     def check(self, *, memory_limit: int | None = None) -> Plan:
@@ -191,7 +193,8 @@ class Plan:
 
     def _apply(self, record: Applied) -> Plan:
         try:
-            dag, forward = PRIMITIVES[record.name](self.dag, **dict(record.arguments))
+            with collector_paused():
+                dag, forward = PRIMITIVES[record.name](self.dag, **dict(record.arguments))
         except (DirectiveError, FilterError) as error:
             self._raise_located(error, record)
         if record.name in ("cut", "remat"):

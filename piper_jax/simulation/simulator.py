@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Protocol
 
 from piper_jax.errors import ConfigError, suggest
+from piper_jax.ir.collector import collector_paused
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
@@ -59,7 +58,7 @@ def simulate(
     """
     model = _cost_model(costs, hardware)
     dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
-    with _collector_paused():
+    with collector_paused():
         program = program_of(dag, linearize(dag))
         cost = model.bind(dag)
         times = run_program(program, [cost(node) for node in program.nodes], model.concurrency)
@@ -69,18 +68,6 @@ def simulate(
         title=title, costs=model.describe(passes), time_unit=model.time_unit, device_bytes=model.device_bytes
     )
     return assemble(dag, found, heading)
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """Simulation makes many small objects and no cycles; the collector would walk the whole plan again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardware: str | Hardware | None) -> CostModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.core_scale import STAGES, planned
+from benchmarks.schedule_scale import STAGES_PER_RANK, simulated
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Compute
 
@@ -18,3 +19,14 @@ def test_a_plan_of_100_000_nodes_is_built_rewritten_completed_checked_ordered_an
     assert sum(isinstance(node, Compute) for node in dag.nodes.values()) == 2 * STAGES * num_microbatches
     assert sum(len(slots) for slots in linearize(dag).values()) == len(dag.nodes)
     assert len(str(plan)) < 30_000
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", list(STAGES_PER_RANK))
+def test_64_stages_and_512_microbatches_with_split_backward_take_under_15_seconds(name):
+    seconds: dict[str, float] = {}
+    num_nodes, report = simulated(name, 64, 512, seconds)
+    assert num_nodes > 190_000
+    assert report.bubble < 0.04
+    assert sum(seconds.values()) < 15
