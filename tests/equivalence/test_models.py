@@ -34,8 +34,8 @@ def gpt_problem(module: Any, *, scale: float = 8.0, **changes: Any) -> Problem:
 @pytest.mark.parametrize(
     ("changes", "layout"),
     [
-        ({"dropout": 0.2}, {"stages": 3, "data": 2, "microbatches": 4}),
-        ({"tied_embeddings": True}, {"stages": 2, "data": 2, "microbatches": 2, "schedule": "GPipe"}),
+        ({"dropout": 0.2, "num_layers": 2}, {"stages": 2, "data": 2, "microbatches": 2, "schedule": "GPipe"}),
+        ({"tied_embeddings": True}, {"stages": 3, "data": 2, "microbatches": 4}),
     ],
     ids=["dropout", "tied"],
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from oracle import SEED, Problem, assert_steps, momentum, strategy, trainable_part
 from tiny_models import Tower, cross_entropy, mean_loss, tokens
 from tolerances import TOLERANCES, assert_close
@@ -76,6 +78,25 @@ def test_equal_layers_share_their_programs(problem: Problem) -> None:
     deep = Problem(loss_fn=mean_loss, params=Tower(layers=8), batch=tokens(32), optimizer=momentum())
     train = deep.parallelize(strategy(stages=4, data=2, microbatches=8))
     assert train.compiler.num_compiles <= 8 + 4  # zeroed metrics and updates included
+
+
+@pytest.mark.full
+def test_programs_from_the_persistent_cache(problem: Problem, tmp_path: Path) -> None:
+    """What JAX's disk cache returns cannot be moved to other devices; the plan runs all the same."""
+    settings = {"compilation_cache_dir": str(tmp_path), "persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, f"jax_{name}") for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(f"jax_{name}", value)
+        for _ in range(2):
+            compilation_cache.reset_cache()
+            jax.clear_caches()
+            assert_steps(problem, problem.parallelize(strategy(**LAYOUT)), problem.reference(2, 2))
+        assert any(tmp_path.iterdir())
+    finally:
+        for name, value in before.items():
+            jax.config.update(f"jax_{name}", value)
+        compilation_cache.reset_cache()
 
 
 # -- another batch size ----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class Tower(nnx.Module):
       tied: the head is the transposed embedding.
       skip: what the embedding gives is also added before the head.
       regions: annotate every block.
+      dropout: rate in every other block.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Tower(nnx.Module):
     ):
         rngs = nnx.Rngs(seed)
         self.embed = nnx.Embed(VOCAB, dim, rngs=rngs)
-        self.layers = nnx.List([Block(dim, dropout=dropout, rngs=rngs) for _ in range(layers)])
+        self.layers = nnx.List([Block(dim, dropout=dropout * (i % 2), rngs=rngs) for i in range(layers)])
         self.head = None if tied else nnx.Linear(dim, VOCAB, use_bias=False, rngs=rngs)
         self.skip, self.regions = skip, regions
 
