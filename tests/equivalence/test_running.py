@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from oracle import SEED, Problem, assert_steps, momentum, strategy, trainable_part
 from tiny_models import Tower, cross_entropy, mean_loss, tokens
 from tolerances import TOLERANCES, assert_close
@@ -80,23 +82,28 @@ def test_equal_layers_share_their_programs(problem: Problem) -> None:
     assert train.compiler.num_compiles <= 8 + 4  # zeroed metrics and updates included
 
 
+CACHED = """
+import sys, jax
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+from test_running import LAYOUT, Problem, Tower, assert_steps, mean_loss, strategy, tokens
+problem = Problem(loss_fn=mean_loss, params=Tower(layers=3), batch=tokens())
+assert_steps(problem, problem.parallelize(strategy(**LAYOUT)), problem.reference(2, 2))
+"""
+
+
 @pytest.mark.full
-def test_programs_from_the_persistent_cache(problem: Problem, tmp_path: Path) -> None:
-    """What JAX's disk cache returns cannot be moved to other devices; the plan runs all the same."""
-    settings = {"compilation_cache_dir": str(tmp_path), "persistent_cache_min_compile_time_secs": 0.0}
-    before = {name: getattr(jax.config, f"jax_{name}") for name in settings}
-    try:
-        for name, value in settings.items():
-            jax.config.update(f"jax_{name}", value)
-        for _ in range(2):
-            compilation_cache.reset_cache()
-            jax.clear_caches()
-            assert_steps(problem, problem.parallelize(strategy(**LAYOUT)), problem.reference(2, 2))
-        assert any(tmp_path.iterdir())
-    finally:
-        for name, value in before.items():
-            jax.config.update(f"jax_{name}", value)
-        compilation_cache.reset_cache()
+def test_programs_from_the_persistent_cache(tmp_path: Path) -> None:
+    """What JAX's disk cache gives to a second process cannot be moved to other devices; the plan runs all the same."""
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
+    for _ in range(2):
+        command = [sys.executable, "-c", CACHED, str(tmp_path)]
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert any(tmp_path.iterdir())
 
 
 # -- another batch size ----------------------------------------------------------------------------------------
