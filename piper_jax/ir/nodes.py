@@ -9,7 +9,7 @@ from piper_jax.ir.ids import NodeId
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 LeafKind = Literal["trainable", "mutable", "constant"]
-Every = Literal["step", "microbatch"]
+Every = Literal["step", "microbatch"] | int
 
 
 # -- nodes: one per device group, never per device ------------------------------------------------
@@ -151,7 +151,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """How a bucket is replicated over ``axes``: plain data parallelism, or ZeRO-1/2/3 by the shard_* flags."""
+    """How a bucket is replicated over ``axes``: plain data parallelism, or ZeRO-1/2/3 by the shard_* flags.
+
+    ``reduce_every``: gradients are reduced once per step, after each microbatch, or after that many microbatches.
+    """
 
     axes: tuple[str, ...] = ("data",)
     shard_optimizer: bool = False
@@ -169,13 +172,15 @@ class Bucket:
     """State leaves with the same readers, owned, reduced and updated together.
 
     The owners are the groups whose compute nodes read it, in group order: several for tied weights and for stages that
-    a two-way schedule keeps twice. ``optimizer_bytes`` is the optimizer state of these leaves.
+    a two-way schedule keeps twice. ``optimizer_bytes`` is the optimizer state of these leaves. ``elementwise``: the
+    optimizer updates them element by element, so ZeRO updates flat shards; others are gathered for the update.
     """
 
     name: str
     leaves: tuple[Leaf, ...]
     replication: Replication | None = None
     optimizer_bytes: int = 0
+    elementwise: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ class Ownership:
       axes: axes of ``group`` over which copies of the bucket lie: reduced, or sharded under ZeRO.
       num_copies: devices along ``axes``; 1 means that nothing is to be reduced.
       replication: as directed; without a directive the bucket is whole on each owner.
+      elementwise: as for the bucket.
     """
 
     bucket: str
@@ -29,6 +30,23 @@ class Ownership:
     axes: tuple[str, ...]
     num_copies: int
     replication: Replication
+    elementwise: bool
+
+    @property
+    def num_shards(self) -> int:
+        """Over how many devices ZeRO divides what it shards; 1 without it."""
+        return self.num_copies if self.replication.shard_optimizer else 1
+
+    @property
+    def span(self) -> int | None:
+        """After how many microbatches gradients are reduced to their shard; None for once per step.
+
+        What several groups own is reduced once per step: its owners take their microbatches at different times.
+        """
+        every = self.replication.reduce_every
+        if every == "step" or self.num_shards == 1 or len(self.owners) > 1:
+            return None
+        return 1 if every == "microbatch" else every
 
 
 def owners_of(dag: Dag) -> dict[str, tuple[str, ...]]:
@@ -86,7 +104,10 @@ def _ownership(dag: Dag, name: str, owners: tuple[str, ...], sharded: frozenset[
         if len({axes_of(g) for g in groups}) > 1:
             _require_whole(name, groups, wanted)
     num_copies = axis_size(group, axes)
-    return Ownership(bucket=name, owners=owners, group=group, axes=axes, num_copies=num_copies, replication=replication)
+    return Ownership(
+        bucket=name, owners=owners, group=group, axes=axes, num_copies=num_copies, replication=replication,
+        elementwise=dag.buckets[name].elementwise,
+    )  # fmt: skip
 
 
 def _require_whole(name: str, groups: list[DeviceGroup], wanted: tuple[str, ...]) -> None:

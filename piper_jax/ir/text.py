@@ -64,6 +64,8 @@ def bucket_text(bucket: Bucket, sharded: frozenset[str] = frozenset()) -> str:
         zero = 3 if r.shard_params else 2 if r.shard_grads else 1 if r.shard_optimizer else 0
         axes = " x ".join(axis for axis in r.axes if axis not in sharded)
         parts.append(f"{f'ZeRO-{zero}' if zero else 'replicated'} over {axes}")
+        if zero and not bucket.elementwise:
+            parts.append("gathered for the update")
     return ", ".join(parts)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, Node, OrderEdge
 from piper_jax.ir.ownership import Ownership, ownerships
-from piper_jax.planning.updates import collective
+from piper_jax.planning.joining import compute_slots, with_joined
+from piper_jax.planning.updates import bundles, collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,12 @@ class Gather:
 
 
 def with_gathers(dag: Dag) -> Dag:
-    """Adds one all_gather before each run of uses of a bucket whose parameters are sharded.
+    """Adds one all_gather before each run of uses of buckets whose parameters are sharded.
 
-    On its one owner, uses that are at most ``gather_distance`` slots apart share a gather, which overlaps the slot that
-    many before the first of them; the whole copy is freed after the last. A bucket with several owners is gathered
-    on all of them together, once per step. Groups with gathers get all their slots named. ::
+    On their one owner, uses that are at most ``gather_distance`` slots apart share a gather, which overlaps the slot that
+    many before the first of them; the whole copy is freed after the last. Neighbouring buckets with the same uses share
+    it up to their ``bucket_bytes``. Buckets with several owners are gathered on all of them together, once per step.
+    Groups with gathers get all their slots named. ::
 
         g0: F[PP=0,MB=0] | F[PP=7,MB=0] | B[PP=7,MB=0] | B[PP=0,MB=0]
         -->  all_gather parameters a | F[PP=0,MB=0] with all_gather b | F[PP=7] | B[PP=7] with all_gather a | B[PP=0]
@@ -36,63 +37,62 @@ def with_gathers(dag: Dag) -> Dag:
     sharded = [o for o in ownerships(dag).values() if o.replication.shard_params and o.num_copies > 1]
     if not sharded:
         return dag
-    orders = {name: _compute_slots(dag, slots) for name, slots in linearize(dag).items()}
-    gathers = [gather for o in sharded for gather in _gathers(dag, o, orders)]
-    joined: dict[tuple[str | None, int], list[NodeId]] = {}
+    orders = compute_slots(dag)
+    readers = {o.bucket: tuple(name for name, op in dag.ops.items() if o.bucket in op.reads) for o in sharded}
+    gathers = [
+        gather
+        for bundle in bundles(sharded, dag, lambda o: readers[o.bucket])
+        for gather in _gathers(dag, bundle, readers[bundle[0].bucket], orders)
+    ]
+    joined: dict[tuple[str, int], list[NodeId]] = {}
     for gather in gathers:
         if gather.joins is not None:
-            joined.setdefault((gather.node.group, gather.joins), []).append(gather.node.id)
+            joined.setdefault((gather.node.group or "", gather.joins), []).append(gather.node.id)
     pinned = {o.owners[0] for o in sharded if len(o.owners) == 1}
-    named = [
-        Slot(group=group, nodes=(*joined.get((group, i), ()), *slot.nodes))
-        for group in dag.groups
-        if group in pinned
-        for i, slot in enumerate(orders[group])
-    ]
-    slots = (*(slot for slot in dag.slots if slot.group not in pinned), *named)
-    return _inserted(dag, gathers, slots)
+    return _inserted(with_joined(dag, orders, joined, pinned), gathers)
 
 
-def _compute_slots(dag: Dag, slots: Sequence[Slot]) -> list[Slot]:
-    return [slot for slot in slots if any(isinstance(dag.nodes[node], Compute) for node in slot.nodes)]
-
-
-def _reads(dag: Dag, node: NodeId, bucket: str) -> bool:
+def _reads(dag: Dag, node: NodeId, readers: Sequence[str]) -> bool:
     """BW needs no parameters: what it takes from them is in the weight residuals."""
-    return node.PASS != "BW" and isinstance(dag.nodes[node], Compute) and bucket in dag.ops[node.op].reads
+    return node.PASS != "BW" and isinstance(dag.nodes[node], Compute) and node.op in readers
 
 
-def _gathers(dag: Dag, o: Ownership, orders: Mapping[str, Sequence[Slot]]) -> list[Gather]:
-    stream = o.replication.gather_stream
-    first_owner, *others = o.owners
+def _gathers(
+    dag: Dag, bundle: Sequence[Ownership], readers: Sequence[str], orders: Mapping[str, Sequence[Slot]]
+) -> list[Gather]:
+    first = bundle[0]
+    stream, distance = first.replication.gather_stream, first.replication.gather_distance
+    first_owner, *others = first.owners
     if others:
-        users = [n for owner in o.owners for slot in orders[owner] for n in slot.nodes if _reads(dag, n, o.bucket)]
-        return [Gather(node=collective("all_gather", "parameters", (o,), stream, "F"), users=tuple(users), joins=None)]
-    order, distance = orders[first_owner], o.replication.gather_distance
+        users = [n for owner in first.owners for slot in orders[owner] for n in slot.nodes if _reads(dag, n, readers)]
+        return [Gather(node=collective("all_gather", "parameters", bundle, stream, "F"), users=tuple(users), joins=None)]
+    order = orders[first_owner]
     runs: list[list[int]] = []
     for i, slot in enumerate(order):
-        if any(_reads(dag, node, o.bucket) for node in slot.nodes):
+        if any(_reads(dag, node, readers) for node in slot.nodes):
             if runs and i - max(runs[-1]) <= max(distance, 1):
                 runs[-1].append(i)
             else:
                 runs.append([i])
-    return [_gather(dag, o, order, run, distance) for run in runs]
+    return [_gather(dag, bundle, readers, order, run) for run in runs]
 
 
-def _gather(dag: Dag, o: Ownership, order: Sequence[Slot], run: Sequence[int], distance: int) -> Gather:
-    users = tuple(node for i in run for node in order[i].nodes if _reads(dag, node, o.bucket))
-    node = collective("all_gather", "parameters", (o,), o.replication.gather_stream, "F")
+def _gather(
+    dag: Dag, bundle: Sequence[Ownership], readers: Sequence[str], order: Sequence[Slot], run: Sequence[int]
+) -> Gather:
+    replication = bundle[0].replication
+    users = tuple(node for i in run for node in order[i].nodes if _reads(dag, node, readers))
+    node = collective("all_gather", "parameters", bundle, replication.gather_stream, "F")
     first = users[0]
-    num_readers = sum(o.bucket in op.reads for op in dag.ops.values())
-    what = f"{node.id.op} for {first.op}" if num_readers > 1 else node.id.op
+    what = f"{node.id.op} for {first.op}" if len(readers) > 1 else node.id.op
     name = NodeId(what, first.PASS, first.PP, first.EP, first.MB)
-    early = run[0] - distance
+    early = run[0] - replication.gather_distance
     after = order[run[0] - 1].nodes[-1] if early == run[0] and early > 0 else None
-    joins = early if distance > 0 and early >= 0 else None
+    joins = early if replication.gather_distance > 0 and early >= 0 else None
     return Gather(node=replace(node, id=name), users=users, joins=joins, after=after)
 
 
-def _inserted(dag: Dag, gathers: Sequence[Gather], slots: tuple[Slot, ...]) -> Dag:
+def _inserted(dag: Dag, gathers: Sequence[Gather]) -> Dag:
     before: dict[NodeId, list[Collective]] = {}
     data, order = list(dag.data), list(dag.order)
     for gather in gathers:
@@ -104,4 +104,4 @@ def _inserted(dag: Dag, gathers: Sequence[Gather], slots: tuple[Slot, ...]) -> D
     for name, node in dag.nodes.items():
         nodes.update((gather.id, gather) for gather in before.get(name, ()))
         nodes[name] = node
-    return replace(dag, nodes=nodes, data=tuple(data), order=tuple(order), slots=slots)
+    return replace(dag, nodes=nodes, data=tuple(data), order=tuple(order))

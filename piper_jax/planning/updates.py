@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper_jax.ir.dag import Coupling, Dag
@@ -26,7 +26,9 @@ def with_updates(dag: Dag) -> Dag:
     """Replaces the traced updates by one per owner group and round, and adds the reductions that they need.
 
     A bucket whose copies lie on several devices or groups gets one all_reduce per step over all of them; under ZeRO a
-    reduce_scatter, and an all_gather of the parameters after the update unless they stay sharded. ::
+    reduce_scatter, and an all_gather of the parameters after the update unless they stay sharded. What the optimizer
+    does not update element by element is gathered before the update instead, which every device then computes whole,
+    keeping its shard. ::
 
         B[MB=0], B[MB=1] --> U update embed
         -->  B[MB=0], B[MB=1] --> all_reduce gradient embed (on g0+g3) --> U update g0, U update g3
@@ -67,15 +69,17 @@ def _kept_order(dag: Dag, traced: Collection[NodeId], rounds: Mapping[str, int])
             yield OrderEdge(edge.src, update_id(reader, 0), edge.reason)
 
 
-def bundles(owned: Iterable[Ownership], dag: Dag) -> list[list[Ownership]]:
-    """Neighbouring buckets of equal owners and replication, joined up to their ``bucket_bytes``."""
+def bundles(
+    owned: Iterable[Ownership], dag: Dag, also: Callable[[Ownership], object] = lambda o: None
+) -> list[list[Ownership]]:
+    """Neighbouring buckets of equal owners and replication (and equal ``also``), joined up to their ``bucket_bytes``."""
     joined: list[list[Ownership]] = []
     sizes: list[int] = []
     for o in owned:
         nbytes = trainable_bytes(dag, o.bucket)
         limit = o.replication.bucket_bytes
         last = joined[-1][-1] if joined else None
-        alike = last is not None and (last.owners, last.axes, last.replication) == (o.owners, o.axes, o.replication)
+        alike = last is not None and (_kept(last), also(last)) == (_kept(o), also(o))
         if alike and limit is not None and sizes[-1] + nbytes <= limit:
             joined[-1].append(o)
             sizes[-1] += nbytes
@@ -83,6 +87,10 @@ def bundles(owned: Iterable[Ownership], dag: Dag) -> list[list[Ownership]]:
             joined.append([o])
             sizes.append(nbytes)
     return joined
+
+
+def _kept(o: Ownership) -> tuple[object, ...]:
+    return o.owners, o.axes, o.replication, o.elementwise
 
 
 def trainable_bytes(dag: Dag, bucket: str) -> int:
@@ -123,19 +131,34 @@ def _reduce(dag: Dag, new: Additions, owned: Mapping[str, Ownership], sources: M
             _link(new, bundle, sources, first.owners)
             continue
         new.groups.setdefault(first.group.name, first.group)
-        kind = "reduce_scatter" if first.replication.shard_optimizer else "all_reduce"
-        per_microbatch = first.replication.reduce_every == "microbatch" and len(first.owners) == 1
+        kind = "reduce_scatter" if first.num_shards > 1 else "all_reduce"
         parts: dict[int | None, dict[str, list[NodeId]]] = {}
         for o in bundle:
             for src in sources[o.bucket]:
-                part = parts.setdefault(src.MB if per_microbatch else None, {})
+                part = parts.setdefault(None if o.span is None else (src.MB or 0) // o.span, {})
                 part.setdefault(o.bucket, []).append(src)
-        for microbatch, inputs in parts.items():
-            node = collective(kind, "gradient", bundle, first.replication.reduce_stream, "B", microbatch)
+        reductions: list[NodeId] = []
+        for span, inputs in parts.items():
+            last = None if span is None else max((src.MB or 0 for found in inputs.values() for src in found))
+            node = collective(kind, "gradient", bundle, first.replication.reduce_stream, "B", last)
             new.nodes[node.id] = node
+            reductions.append(node.id)
             for bucket, nodes in inputs.items():
                 new.data += (DataEdge(src, node.id, (f"gradient {bucket}",)) for src in nodes)
             new.data += (DataEdge(node.id, update_id(owner, 0), node.values) for owner in first.owners)
+        if first.num_shards > 1 and not first.elementwise:
+            _gather_for_update(new, bundle, reductions)
+
+
+def _gather_for_update(new: Additions, bundle: Sequence[Ownership], reductions: Iterable[NodeId]) -> None:
+    """Everything of these buckets that is in shards becomes whole for their update."""
+    first = bundle[0]
+    node = collective("all_gather", "gradient", bundle, first.replication.gather_stream, "B")
+    kinds = ("gradient", "state", "parameters") if first.replication.shard_params else ("gradient", "state")
+    node = replace(node, values=tuple(f"{kind} {o.bucket}" for o in bundle for kind in kinds))
+    new.nodes[node.id] = node
+    new.data += (DataEdge(src, node.id, tuple(f"gradient {o.bucket}" for o in bundle)) for src in reductions)
+    new.data += (DataEdge(node.id, update_id(owner, 0), node.values) for owner in first.owners)
 
 
 def _link(
@@ -197,7 +220,7 @@ def _couple(dag: Dag, new: Additions, owned: Mapping[str, Ownership], rounds: Ma
 
 def _is_sharded(dag: Dag, o: Ownership) -> bool:
     """Whether devices of the owners hold different parts of the bucket's gradients or optimizer state."""
-    if o.replication.shard_optimizer and o.num_copies > 1:
+    if o.num_shards > 1 and o.elementwise:
         return True
     axes = {op.shard_axis for op in dag.ops.values() if o.bucket in op.reads} - {None}
     return any(size > 1 for axis, size in axes_of(o.group) if axis in axes)
@@ -207,7 +230,7 @@ def _gather_updated(dag: Dag, new: Additions, owned: Mapping[str, Ownership], ro
     """ZeRO-1 and 2: every device gets the parameters that others updated."""
     for bundle in bundles(owned.values(), dag):
         first = bundle[0]
-        if first.num_copies == 1 or not first.replication.shard_optimizer or first.replication.shard_params:
+        if first.num_shards == 1 or first.replication.shard_params or not first.elementwise:
             continue
         node = collective("all_gather", "parameters", bundle, first.replication.gather_stream, "U")
         new.nodes[node.id] = node

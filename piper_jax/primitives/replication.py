@@ -39,8 +39,8 @@ def replicate(dag: Dag, filter: Filter, *, axes: tuple[str, ...] = ("data",), **
       filter: nodes whose operations' state is meant.
       axes: mesh axes; the axis over which experts are sharded is left out for their parameters.
       **options: shard_optimizer, shard_grads, shard_params (each implies the one before it); bucket_bytes, up to which
-        neighbouring buckets share one collective; reduce_every ``"step"`` or ``"microbatch"`` (the latter with
-        shard_grads); gather_distance, how many uses ahead parameters are gathered; reduce_stream, gather_stream.
+        neighbouring buckets share one collective; reduce_every ``"step"``, ``"microbatch"`` or a number of microbatches
+        (the latter two with shard_grads); gather_distance, how many uses ahead parameters are gathered; reduce_stream, gather_stream.
 
     Raises:
       DirectiveError: an unknown option or axis, no state, or state that is replicated in another way already.
@@ -92,12 +92,17 @@ def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replic
     if wanted.get("shard_grads"):
         wanted["shard_optimizer"] = True
     every = wanted.get("reduce_every", "step")
-    if every not in ("step", "microbatch"):
-        raise DirectiveError(f"reduce_every={every!r} is unknown.", help=suggest(str(every), ("step", "microbatch")))
-    if every == "microbatch" and not wanted.get("shard_grads"):
+    number = isinstance(every, int) and not isinstance(every, bool) and every > 0
+    if not number and every not in ("step", "microbatch"):
+        raise DirectiveError(
+            f"reduce_every={every!r} is unknown.",
+            help=suggest(str(every), ("step", "microbatch")) + " A number of microbatches is legal too.",
+        )
+    if every != "step" and not wanted.get("shard_grads"):
+        shown = every if number else f'"{every}"'
         raise DirectiveError(
             "gradients that are whole on every device are reduced once per step.",
-            help='reduce_every="microbatch" needs shard_grads=True.',
+            help=f"reduce_every={shown} needs shard_grads=True.",
         )
     for name, least in (("gather_distance", 0), ("bucket_bytes", 1)):
         number = wanted.get(name)

@@ -1,9 +1,9 @@
 """The optimizer update as one flat program, partitioned by the state buckets that its values belong to.
 
 A value belongs to a bucket (it derives from that bucket's gradients, parameters or moments alone), to none (step
-counts, schedules: every group computes it), or it mixes buckets (a global norm). What a mixing equation reads is
-exchanged between groups after a round; then every group computes the mixed values for itself, with the very equations
-of the optimizer.
+counts, schedules: every group computes it), or it is mixed: a scalar of several buckets, or of several leaves of one (a
+global norm). What a mixing equation reads is exchanged between groups and shards after a round; then every group
+computes the mixed values for itself, with the very equations of the optimizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import jax
 import optax
 
 from piper_jax.errors import TraceError
-from piper_jax.tracing.flat import Atom, Flat, flatten
+from piper_jax.tracing.elementwise import Elementwise, elementwise
+from piper_jax.tracing.flat import Atom, Flat, FlatEqn, flatten
 from piper_jax.tracing.model_state import ModelState, nbytes, path_text
 
 MIXED = -1
@@ -33,6 +34,7 @@ class OptimizerProgram:
       owner: for each value, a bucket index, None, or MIXED.
       exchanged: for each round, the bucket-owned values that mixed equations read.
       leaf_owner: for each optimizer leaf, a bucket index, or None where every group keeps it.
+      elementwise: what may be computed on flat shards.
       init: trainable leaf values -> optimizer leaf values.
       tree: treedef of the optax state.
     """
@@ -42,6 +44,7 @@ class OptimizerProgram:
     owner: tuple[int | None, ...]
     exchanged: tuple[tuple[int, ...], ...]
     leaf_owner: tuple[int | None, ...]
+    elementwise: Elementwise
     leaf_paths: tuple[str, ...]
     leaf_specs: tuple[jax.ShapeDtypeStruct, ...]
     tree: Any
@@ -109,6 +112,7 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
         owner=owner,
         exchanged=_exchanges(flat, owner),
         leaf_owner=leaf_owner,
+        elementwise=elementwise(flat, owner, MIXED),
         leaf_paths=tuple(path_text(path) for path, _ in leaves_with_path),
         leaf_specs=leaf_specs,
         tree=treedef,
@@ -139,15 +143,16 @@ def _owners(
 ) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
     """Least fixed point: an optimizer leaf belongs where its next value does."""
     leaf_owner: list[int | None] = [None] * num_leaves
+    scalars = _scalars_of_several_leaves(flat, num)
     while True:
         owner: list[int | None] = [None] * len(flat.avals)
         given = [*bucket_of, *bucket_of, *(None if o == MIXED else o for o in leaf_owner)]
         for value, o in zip(flat.inputs, given, strict=True):
             owner[value] = o
         for eqn in flat.eqns:
-            joined = _join((owner[a] for a in eqn.reads()), scalar=all(flat.avals[o].shape == () for o in eqn.outputs))
+            joined = _join((owner[a] for a in eqn.reads()), scalar=_is_scalar(flat, eqn))
             for o in eqn.outputs:
-                owner[o] = joined
+                owner[o] = MIXED if o in scalars else joined
         following = [owner[a] if isinstance(a, int) else None for a in flat.outputs[num:]]
         joined_leaves = [_join([before, after]) for before, after in zip(leaf_owner, following, strict=True)]
         if joined_leaves == leaf_owner:
@@ -155,8 +160,25 @@ def _owners(
         leaf_owner = joined_leaves
 
 
+def _is_scalar(flat: Flat, eqn: FlatEqn) -> bool:
+    return all(flat.avals[o].shape == () for o in eqn.outputs)
+
+
+def _scalars_of_several_leaves(flat: Flat, num: int) -> frozenset[int]:
+    """Scalars that derive from the gradients or parameters of more than one leaf, such as a norm over one bucket."""
+    leaves: list[frozenset[int]] = [frozenset()] * len(flat.avals)
+    for k, value in enumerate(flat.inputs[: 2 * num]):
+        leaves[value] = frozenset((k % num,))
+    for eqn in flat.eqns:
+        joined = frozenset[int]().union(*(leaves[a] for a in eqn.reads()))
+        for o in eqn.outputs:
+            leaves[o] = joined if len(joined) < 2 else frozenset(sorted(joined)[:2])
+    outputs = (o for eqn in flat.eqns if _is_scalar(flat, eqn) for o in eqn.outputs)
+    return frozenset(o for o in outputs if len(leaves[o]) > 1)
+
+
 def _mixed_late(flat: Flat, owner: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Scalars of one bucket that only mixing equations read are computed by these too, from what they derive from.
+    """Single numbers of one bucket that only mixing equations read are computed by these too, from what they derive from.
 
     So a running sum over buckets starts nowhere in particular, and groups with equal parameters run equal programs.
     """
@@ -167,7 +189,7 @@ def _mixed_late(flat: Flat, owner: Sequence[int | None]) -> tuple[int | None, ..
             readers.setdefault(a, []).append(index)
     outputs = {a for a in flat.outputs if isinstance(a, int)}
     for eqn in reversed(flat.eqns):
-        scalar = all(flat.avals[v].shape == () for v in (*eqn.outputs, *eqn.reads()))
+        scalar = all(flat.avals[v].size == 1 for v in (*eqn.outputs, *eqn.reads()))
         mixed = all(
             o not in outputs and o in readers and all(late[flat.eqns[i].outputs[0]] == MIXED for i in readers[o])
             for o in eqn.outputs

@@ -263,10 +263,15 @@ class _Assembly:
         for leaf, owner in enumerate(update.leaf_owner if update else ()):
             if owner is not None:
                 sizes[bucket_names[owner]] += update.leaf_nbytes(leaf)  # type: ignore[union-attr]
+        apart = update.elementwise.buckets if update else range(len(bucket_names))
+        whole = {name for b, name in enumerate(bucket_names) if b not in apart}
         return {
-            name: Bucket(name=name, leaves=tuple(self.state.leaves[i] for i in leaves), optimizer_bytes=sizes[name])
+            name: Bucket(
+                name=name, leaves=tuple(self.state.leaves[i] for i in leaves), optimizer_bytes=sizes[name],
+                elementwise=name not in whole,
+            )
             for name, leaves in bucket_leaves.items()
-        }
+        }  # fmt: skip
 
 
 def _first_line(eqns: Iterable[FlatEqn]) -> str:
