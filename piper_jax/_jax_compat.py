@@ -50,9 +50,13 @@ def forwarded(eqn: Any) -> dict[int, int]:
     return {k: i for k, i in found.items() if name != "scan" or i == first + k}
 
 
-def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """Evaluates one equation on ``values``, keeping its name stack and source line; always returns a sequence."""
-    params = eqn.primitive.get_bind_params(eqn.params)
+def bind(eqn: Any, values: Sequence[Any], **changed: Any) -> Sequence[Any]:
+    """Evaluates one equation on ``values``, keeping its name stack and source line; always returns a sequence.
+
+    Args:
+      **changed: parameters that differ from the equation's own.
+    """
+    params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
         result = eqn.primitive.bind(*values, **params)

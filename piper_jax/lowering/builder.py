@@ -56,17 +56,18 @@ class Builder:
         """Whether an output has the use and the layout of this input: itself, or gradient for accumulator and back."""
         if key in writes:
             return True
-        other = {"accumulator": "gradient", "gradient": "accumulator"}.get(key.kind)
-        twin = key._replace(kind=other or key.kind)
+        one, _, form = key.kind.partition("_")
+        other = {"accumulator": "gradient", "gradient": "accumulator"}.get(one)
+        twin = key._replace(kind=f"{other}_{form}".rstrip("_") if other else key.kind)  # type: ignore[arg-type]
         return twin in writes and local_spec(self.context, twin).dtype == local_spec(self.context, key).dtype
 
     def global_spec(self, key: Key) -> jax.ShapeDtypeStruct:
         """Shape and dtype of a register."""
         replicas = self.context.replicas
         if key.kind == "gathered":
-            update = self.updates[key.group]
-            rows = replicas * len(update.participants)
-            return jax.ShapeDtypeStruct((rows, update.exchange_width(key.item)), jnp.uint32)
+            exchanges = self.updates[key.group].exchanges
+            rows = replicas * len(exchanges.participants)
+            return jax.ShapeDtypeStruct((rows, exchanges.width(key.item)), jnp.uint32)
         local = local_spec(self.context, key)
         match key.layout:
             case "stacked":

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Send
 from piper_jax.lowering.builder import Builder
-from piper_jax.lowering.context import Context, reduced_buckets
-from piper_jax.lowering.group_mesh import JOINT_AXES, OWNER, REPLICA_AXES, P, joint_mesh
+from piper_jax.lowering.collectives import StateCollective
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.group_mesh import JOINT_AXES, P, joint_mesh
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
-from piper_jax.lowering.updates import flat_sum
+from piper_jax.lowering.slots import local_spec
 
 
 def sent_keys(context: Context, id: NodeId) -> list[Key]:
@@ -46,12 +47,11 @@ def transfer(builder: Builder, node: Send) -> Instruction:
 
 def exchange(builder: Builder, node: Collective) -> Instruction:
     """Every group learns what the optimizer's mixing equations read of the others."""
-    context = builder.context
-    update = next(iter(builder.updates.values()))
-    joint = joint_mesh([context.meshes[g] for g in update.participants])
-    k = min(r for r in range(update.rounds) if f"update scalars {r}" in node.values)
+    context, exchanges = builder.context, next(iter(builder.updates.values())).exchanges
+    joint = joint_mesh([context.meshes[g] for g in exchanges.participants])
+    k = min(r for r in range(exchanges.rounds) if f"update scalars {r}" in node.values)
     rows = context.replicas * len(joint.members)
-    spec = jax.ShapeDtypeStruct((rows, update.exchange_width(k)), jnp.uint32)
+    spec = jax.ShapeDtypeStruct((rows, exchanges.width(k)), jnp.uint32)
     program = builder.compiler.compile(
         lambda x: [jax.lax.all_gather(x[0], JOINT_AXES)], label=f"exchange {k}", mesh=joint.mesh, specs=[spec],
         in_specs=[joint.stacked.spec], out_specs=[P()],
@@ -63,39 +63,40 @@ def exchange(builder: Builder, node: Collective) -> Instruction:
 
     return Instruction(
         role="exchange", label=program.label, call=call, nodes=(node.id,), program=program,
-        reads=tuple(Key("exchange", g, k) for g in update.participants),
-        writes=tuple(Key("gathered", g, k) for g in update.participants),
+        reads=tuple(Key("exchange", g, k) for g in exchanges.participants),
+        writes=tuple(Key("gathered", g, k) for g in exchanges.participants),
     )  # fmt: skip
 
 
-def joint_reduction(builder: Builder, node: Collective) -> Instruction:
-    """ONE gradient reduction over all devices of all owners of the buckets."""
-    context, buckets = builder.context, reduced_buckets(node)
-    owners = context.owners[buckets[0]]
-    leaves = [leaf for bucket in buckets for leaf in context.source.bucket_leaves[bucket]]
+def joint_collective(builder: Builder, found: StateCollective) -> Instruction:
+    """ONE collective on state over all devices of all its owners."""
+    context, owners = builder.context, found.owned.owners
     joint = joint_mesh([context.meshes[g] for g in owners])
-    accumulated = [context.accumulator_spec(leaf) for leaf in leaves]
+    specs = [local_spec(context, k) for k in found.reads]
     rows = context.replicas * len(owners)
+    partition = {"stacked": joint.stacked.spec, "replicated": P()}
 
     def body(*arrays: Any) -> list[Any]:
-        sums = flat_sum([a[0] for a in arrays], (OWNER, *REPLICA_AXES))
-        return [s.astype(context.leaf_spec(i).dtype) for i, s in zip(leaves, sums, strict=True)]
+        env = {key: a[0] for key, a in zip(found.reads, arrays, strict=True)}
+        found.run(env)
+        return [env[k][None] if k.layout == "stacked" else env[k] for k in found.writes]
 
     program = builder.compiler.compile(
-        body, label=f"reduce {'+'.join(buckets)}", mesh=joint.mesh,
-        specs=[jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in accumulated],
-        in_specs=[joint.stacked.spec] * len(leaves), out_specs=[P()] * len(leaves),
-        donate=[k for k, s in enumerate(accumulated) if s.dtype == context.leaf_spec(leaves[k]).dtype],
+        body, label=str(found.id), mesh=joint.mesh,
+        specs=[jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in specs],
+        in_specs=[joint.stacked.spec] * len(specs), out_specs=[partition[k.layout] for k in found.writes],
+        donate=[k for k, s in enumerate(specs) if found.does == "reduce" and s == context.whole_spec(found.writes[k])],
     )  # fmt: skip
 
     def call(*arrays: jax.Array) -> list[jax.Array]:
-        sums = program(*(joint.join(arrays[k :: len(leaves)]) for k in range(len(leaves))))
-        return [found for per_owner in zip(*map(joint.split, sums), strict=True) for found in per_owner]
+        results = program(*(joint.join(arrays[k :: len(specs)]) for k in range(len(specs))))
+        split = [joint.split(r, k.layout) for r, k in zip(results, found.writes, strict=True)]
+        return [array for per_owner in zip(*split, strict=True) for array in per_owner]
 
     return Instruction(
-        role="joint", label=program.label, call=call, nodes=(node.id,), program=program,
-        reads=tuple(Key("accumulator", g, i) for g in owners for i in leaves),
-        writes=tuple(Key("gradient", g, i) for g in owners for i in leaves),
+        role="update" if found.serves_update else "joint", label=program.label, call=call, nodes=(found.id,),
+        program=program, reads=tuple(k._replace(group=g) for g in owners for k in found.reads),
+        writes=tuple(k._replace(group=g) for g in owners for k in found.writes),
     )  # fmt: skip
 
 

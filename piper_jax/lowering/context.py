@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Collective, Compute, Send
+from piper_jax.ir.nodes import Compute, Send
+from piper_jax.ir.ownership import Ownership, ownerships
 from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
 from piper_jax.lowering.keys import Key
 from piper_jax.tracing.chunk import Chunk, chunks
@@ -107,14 +108,58 @@ class Context:
         return {g: tuple(sorted(leaves)) for g, leaves in found.items()}
 
     @cached_property
+    def owned(self) -> Mapping[str, Ownership]:
+        """Owners and replication of each trainable bucket."""
+        return ownerships(self.dag)
+
+    @cached_property
+    def owned_leaf(self) -> dict[int, Ownership]:
+        """The same by state leaf."""
+        return {leaf: o for bucket, o in self.owned.items() for leaf in self.source.bucket_leaves[bucket]}
+
+    def optimizer_leaves(self, buckets: Collection[str]) -> tuple[int, ...]:
+        """Optimizer leaves that belong to these buckets."""
+        program = self.source.optimizer
+        found = enumerate(program.leaf_owner if program is not None else ())
+        return tuple(k for k, o in found if o is not None and self.source.bucket_names[o] in buckets)
+
+    def owned_key(self, key: Key) -> Ownership | None:
+        """The owners of the bucket that a state, optimizer, gradient or accumulator key belongs to."""
+        if not key.kind.startswith("optimizer"):
+            return self.owned_leaf.get(key.item)
+        bucket = self.source.optimizer.leaf_owner[key.item]  # type: ignore[union-attr]
+        return None if bucket is None else self.owned.get(self.source.bucket_names[bucket])
+
+    def shards_of(self, key: Key) -> int:
+        """Into how many shards ZeRO divides what a key, sharded or whole, belongs to."""
+        owned = self.owned_key(key)
+        return owned.num_shards if owned is not None else 1
+
+    def held(self, group: str, leaf: int) -> Key:
+        """A state leaf as a group keeps it between steps."""
+        owned, key = self.owned_leaf.get(leaf), Key("state", group, leaf)
+        sharded = owned is not None and owned.num_shards > 1 and owned.replication.shard_params
+        return key.shard if sharded else key
+
+    def first_shard(self, key: Key) -> int:
+        """The number of the first of the shards that the key's group holds."""
+        owned = self.owned_key(key)
+        return owned.owners.index(key.group) * self.replicas if owned is not None and len(owned.owners) > 1 else 0
+
+    @cached_property
     def trainable_index(self) -> dict[int, int]:
         """State leaf -> its position among the trainable leaves."""
         return {leaf: k for k, leaf in enumerate(self.source.state.trainable)}
 
-    @cached_property
-    def reductions(self) -> tuple[Collective, ...]:
-        """Gradient reductions, in plan order; see :func:`reduced_buckets`."""
-        return tuple(n for n in self.dag.nodes.values() if isinstance(n, Collective) and reduced_buckets(n))
+    def whole_spec(self, key: Key) -> jax.ShapeDtypeStruct:
+        """Shape and dtype, before any sharding, of the array whose whole or sharded form a key names."""
+        match key.kind.removesuffix("_shard"):
+            case "optimizer":
+                return self.source.optimizer.leaf_specs[key.item]  # type: ignore[union-attr]
+            case "accumulator" | "unreduced":
+                return self.accumulator_spec(key.item)
+            case _:
+                return self.leaf_spec(key.item)
 
     def leaf_spec(self, leaf: int) -> jax.ShapeDtypeStruct:
         aval = self.program.flat.avals[self.program.state_input(leaf)]
@@ -151,13 +196,6 @@ class Context:
     @staticmethod
     def key_spec() -> jax.ShapeDtypeStruct:
         return key_spec()
-
-
-def reduced_buckets(node: Collective) -> tuple[str, ...]:
-    """The state buckets whose gradients a collective sums, together where ``bucket_bytes`` joins them; or none."""
-    if node.kind != "all_reduce":
-        return ()
-    return tuple(v.removeprefix("gradient ") for v in node.values if v.startswith("gradient "))
 
 
 def context(dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *, training: bool) -> Context:
@@ -198,10 +236,6 @@ def _refuse_unlowered(dag: Dag) -> None:
     def refuse(what: str, where: str) -> None:
         raise PlanError(f"compile: {what} ({where}) can be planned, checked and simulated, but is not lowered yet.")
 
-    for bucket in dag.buckets.values():
-        r = bucket.replication
-        if r is not None and (r.shard_optimizer or r.shard_grads or r.shard_params):
-            refuse("ZeRO sharding", f"bucket {bucket.name}")
     for op in dag.ops.values():
         if op.shard_axis is not None:
             refuse("expert or tensor sharding", f"operation {op.name}")

@@ -1,13 +1,19 @@
-"""Packs the few scalars that an optimizer update exchanges between groups into one vector of 32-bit words."""
+"""The few scalars that an optimizer update exchanges between groups and shards, as one vector of 32-bit words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from piper_jax.ir.ownership import Ownership
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.shards import COMBINE
+from piper_jax.tracing.optimizer_program import OptimizerProgram
 
 
 def num_words(aval: Any) -> int:
@@ -47,3 +53,67 @@ def _value(words: Any, aval: Any) -> Any:
     if dtype == jnp.bool_ or dtype.itemsize < 4:
         wide = jnp.dtype(jnp.float32 if jnp.issubdtype(dtype, jnp.floating) else jnp.int32)
     return jax.lax.bitcast_convert_type(words, wide).astype(dtype).reshape(aval.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """What groups and shards tell each other between rounds of the update.
+
+    Attributes:
+      participants: groups that update anything, in order.
+      rounds: how many exchanges precede the last program.
+    """
+
+    context: Context
+    participants: tuple[str, ...]
+    rounds: int
+
+    @property
+    def program(self) -> OptimizerProgram:
+        assert self.context.source.optimizer is not None
+        return self.context.source.optimizer
+
+    def sent(self, group: str, k: int) -> tuple[int, ...]:
+        """Values that a group sends in round ``k``."""
+        return tuple(v for v in self.program.exchanged[k] if group in self._senders(v))
+
+    def width(self, k: int) -> int:
+        """32-bit words that each device contributes to exchange ``k``."""
+        avals = self.program.flat.avals
+        return max(sum(num_words(avals[v]) for v in self.sent(g, k)) for g in self.participants)
+
+    def packed(self, k: int, values: Sequence[Any]) -> Any:
+        """What a device sends, as words."""
+        words = pack(values)
+        return jnp.pad(words, (0, self.width(k) - words.shape[0]))
+
+    def received(self, gathered: Sequence[Any]) -> dict[int, Any]:
+        """The values of earlier rounds, each given as ``[devices of all participants, words]``; parts are put together."""
+        found: dict[int, list[Any]] = {}
+        for r, rows in enumerate(gathered):
+            each = jnp.split(rows, len(self.participants))
+            for group, own in zip(self.participants, each, strict=True):
+                sent = self.sent(group, r)
+                avals = [self.program.flat.avals[v] for v in sent]
+                parts = jax.vmap(lambda row, avals=avals: tuple(unpack(row, avals)))(own)
+                for v, part in zip(sent, parts, strict=True):
+                    found.setdefault(v, []).append(part)
+        return {v: self._together(v, jnp.concatenate(parts)) for v, parts in found.items()}
+
+    def is_sharded(self, value: int) -> bool:
+        """Whether a value's bucket is updated in shards."""
+        owned = self._owned(value)
+        return owned.num_shards > 1 and owned.elementwise
+
+    def _owned(self, value: int) -> Ownership:
+        owner = self.program.owner[value]
+        assert owner is not None
+        return self.context.owned[self.context.source.bucket_names[owner]]
+
+    def _senders(self, value: int) -> tuple[str, ...]:
+        owners = tuple(g for g in self._owned(value).owners if g in self.participants)
+        return owners if self.is_sharded(value) else owners[:1]
+
+    def _together(self, value: int, parts: Any) -> Any:
+        combine = self.program.elementwise.combine
+        return COMBINE[combine[value]](parts).astype(parts.dtype) if self.is_sharded(value) else parts[0]

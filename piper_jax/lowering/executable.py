@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from piper_jax.ir.dag import Slot
@@ -11,8 +12,9 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import dispatch_order
 from piper_jax.ir.nodes import Collective, Compute, Send, Update
 from piper_jax.lowering.builder import Builder
-from piper_jax.lowering.communication import exchange, joint_reduction, sent_keys, transfer
-from piper_jax.lowering.context import Context, reduced_buckets
+from piper_jax.lowering.collectives import StateCollective, state_collectives
+from piper_jax.lowering.communication import exchange, joint_collective, sent_keys, transfer
+from piper_jax.lowering.context import Context
 from piper_jax.lowering.fusion import fuse
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import ACCUMULATED, Key
@@ -20,14 +22,17 @@ from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.prologue import clocks, prologue
 from piper_jax.lowering.slots import Step, step
-from piper_jax.lowering.updates import group_updates
+from piper_jax.lowering.updates import group_updates, whole_gradients
+
+_KEPT = ACCUMULATED | {"accumulator_shard", "gradient", "gradient_shard"}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Lowering:
     """Builds the instructions of one context; compiles every program before anything runs."""
 
     builder: Builder
+    collectives: Mapping[NodeId, StateCollective]
     slot_programs: dict[Any, Compiled] = field(default_factory=dict)
 
     @property
@@ -37,11 +42,12 @@ class Lowering:
     def instructions(self) -> list[Instruction]:
         """All instructions of a step, in dispatch order."""
         dag = self.context.dag
-        order = fuse(dag, dispatch_order(dag), self._is_lowered)
+        order = fuse(dag, dispatch_order(dag), self._is_lowered, self._is_member)
+        begun: set[Key] = set()
         steps = {
-            slot: [step(self.context, slot.group, n) for n in slot.nodes]
+            slot: [self.collectives.get(n) or step(self.context, slot.group, n, begun) for n in slot.nodes]
             for slot in order
-            if isinstance(dag.nodes[slot.nodes[0]], Compute)
+            if self._is_member(slot.nodes[0])
         }
         readers = self._outside_readers(order, steps)
         body = [i for slot in order for i in self._lower(slot, steps, readers)]
@@ -49,60 +55,103 @@ class Lowering:
         return [*prologue(self.builder, metrics), *body, *clocks(self.builder)]
 
     def reductions(self) -> list[Instruction]:
-        """What takes the place of the updates when gradients are asked for: each group's reduction alone."""
-        return [self.builder.local("reduce", g, update.reduction()) for g, update in self.builder.updates.items()]
+        """What takes the place of the updates when gradients are asked for: each group's reduction alone.
+
+        Gradients that several groups keep in shards are gathered over them.
+        """
+        updates = self.builder.updates
+        alone = [self.builder.local("reduce", g, u.reduction()) for g, u in updates.items() if u.reduction().writes]
+        joint: dict[str, set[int]] = {}
+        for leaf, owned in self.context.owned_leaf.items():
+            if len(owned.owners) > 1:
+                joint.setdefault(owned.group.name, set()).add(leaf)
+        gathers = [c for g, leaves in joint.items() for c in whole_gradients(self.context, g, sorted(leaves))]
+        return [*alone, *(joint_collective(self.builder, c) for c in gathers)]
 
     def _is_lowered(self, node: NodeId) -> bool:
-        return self.context.training or node.PASS == "F"
+        """When evaluating, forward passes and the gathers that serve them."""
+        if self.context.training or node not in self.collectives:
+            return self.context.training or node.PASS == "F"
+        return node in self._gathers_of_forward
 
-    def _outside_readers(self, order: Sequence[Slot], steps: Mapping[Slot, list[Step]]) -> dict[Key, set[int]]:
+    @cached_property
+    def _gathers_of_forward(self) -> frozenset[NodeId]:
+        return frozenset(e.src for e in self.context.dag.data if e.dst.PASS == "F")
+
+    def _is_member(self, node: NodeId) -> bool:
+        """Whether a node is part of a slot's program."""
+        found = self.collectives.get(node)
+        if found is not None:
+            return found.when == "slot" and found.group in self.context.meshes
+        return isinstance(self.context.dag.nodes[node], Compute)
+
+    def _outside_readers(
+        self, order: Sequence[Slot], steps: Mapping[Slot, Sequence[Step | StateCollective]]
+    ) -> dict[Key, set[int]]:
         """For each key, the positions in ``order`` that read it, not counting the slot that writes it."""
         readers: dict[Key, set[int]] = {}
         for position, slot in enumerate(order):
-            found = steps.get(slot, [])
-            inside = {k for s in found for k in s.writes if k.kind not in ACCUMULATED}
-            reads = [k for s in found for k in (*s.reads, *(w for w in s.writes if w.kind in ACCUMULATED))]
-            for key in reads if found else self._sent(slot):
-                if key not in inside:
+            found, inside = steps.get(slot, ()), set[Key]()
+            for s in found:
+                kept = [k for k in s.writes if k.kind in _KEPT]
+                for key in (*(k for k in s.reads if k not in inside), *kept):
                     readers.setdefault(key, set()).add(position)
+                inside.update(s.writes)
+            for key in () if found else self._read(slot):
+                readers.setdefault(key, set()).add(position)
         return readers
+
+    def _read(self, slot: Slot) -> list[Key]:
+        """What a transfer or a joint collective reads."""
+        joint = [c for n in slot.nodes if (c := self.collectives.get(n)) is not None]
+        shared = [k._replace(group=owner) for c in joint for owner in c.owned.owners for k in c.reads]
+        return [*self._sent(slot), *shared]
 
     def _sent(self, slot: Slot) -> list[Key]:
         sends = (n for n in slot.nodes if isinstance(self.context.dag.nodes[n], Send))
         return [k for n in sends for k in sent_keys(self.context, n)]
 
-    def _lower(self, slot: Slot, steps: dict[Slot, list[Step]], readers: dict[Key, set[int]]) -> Iterable[Instruction]:
+    def _lower(
+        self, slot: Slot, steps: Mapping[Slot, Sequence[Step | StateCollective]], readers: dict[Key, set[int]]
+    ) -> Iterable[Instruction]:
         node = self.context.dag.nodes[slot.nodes[0]]
         match node:
-            case Compute():
+            case _ if slot in steps:
                 yield self._slot_instruction(slot, steps[slot], readers)
             case Send():
                 yield transfer(self.builder, node)
             case Update() if str(node.group) in self.builder.updates and self.context.source.optimizer is not None:
                 local = self.builder.updates[str(node.group)].round(node.round)
                 yield self.builder.local("update", str(node.group), local, slot.nodes)
-            case Collective() if node.kind == "all_gather" and not node.bucket:
+            case Collective() if node.id in self.collectives:
+                found = self.collectives[node.id]
+                if found.group not in self.context.meshes:
+                    yield joint_collective(self.builder, found)
+            case Collective() if node.kind == "all_gather":
                 yield exchange(self.builder, node)
-            case Collective() if reduced_buckets(node) and node.group not in self.context.meshes:
-                yield joint_reduction(self.builder, node)
             case _:
                 return
 
-    def _slot_instruction(self, slot: Slot, steps: list[Step], readers: dict[Key, set[int]]) -> Instruction:
+    def _slot_instruction(
+        self, slot: Slot, steps: Sequence[Step | StateCollective], readers: dict[Key, set[int]]
+    ) -> Instruction:
         written: dict[Key, None] = {}
         reads: dict[Key, None] = {}
         for s in steps:
             reads.update(dict.fromkeys(k for k in s.reads if k not in written))
             written.update(dict.fromkeys(s.writes))
         writes = tuple(k for k in written if readers.get(k))
-        local_mb = {mb: k for k, mb in enumerate(dict.fromkeys(s.mb for s in steps))}
+        keys = (*reads, *writes)
+        mbs = dict.fromkeys([*(s.mb for s in steps), *(k.mb for k in keys)])
+        local_mb = {mb: k for k, mb in enumerate(mbs)}
         signature = (
             slot.group,
             tuple((n.op, n.PASS, local_mb[n.MB or 0]) for n in slot.nodes),
-            tuple((k._replace(mb=None), local_mb.get(k.mb)) for k in writes),  # type: ignore[arg-type]
+            tuple((k._replace(mb=None), local_mb[k.mb]) for k in keys),
+            len(writes),
         )
         if signature not in self.slot_programs:
-            label = " ".join(f"{n.PASS}{n.PP if n.PP is not None else ''}" for n in slot.nodes) + f" {slot.group}"
+            label = " ".join(_word(n, self.collectives.get(n)) for n in slot.nodes) + f" {slot.group}"
 
             def body(env: dict[Key, Any]) -> dict[Key, Any]:
                 for s in steps:
@@ -120,5 +169,11 @@ class Lowering:
 
 def lower(context: Context, compiler: Compiler) -> Lowering:
     """The lowering of a context."""
-    updates = group_updates(context) if context.training else {}
-    return Lowering(builder=Builder(context=context, compiler=compiler, updates=updates))
+    collectives = state_collectives(context)
+    updates = group_updates(context, collectives.values()) if context.training else {}
+    builder = Builder(context=context, compiler=compiler, updates=updates)
+    return Lowering(builder=builder, collectives=collectives)
+
+
+def _word(node: NodeId, collective: StateCollective | None) -> str:
+    return collective.does if collective is not None else f"{node.PASS}{'' if node.PP is None else node.PP}"

@@ -14,13 +14,16 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute
 
 
-def fuse(dag: Dag, order: Sequence[Slot], lowered: Callable[[NodeId], bool]) -> tuple[Slot, ...]:
+def fuse(
+    dag: Dag, order: Sequence[Slot], lowered: Callable[[NodeId], bool], member: Callable[[NodeId], bool]
+) -> tuple[Slot, ...]:
     """Joins a slot to the one before it on its group if it uses its results and no receive and no send lies between.
 
     Args:
       dag: completed.
       order: dispatch order.
       lowered: which nodes are lowered at all (only forward ones when evaluating); others are left out.
+      member: which nodes are part of programs: compute, and collectives on its own group.
     """
     users: dict[NodeId, list[NodeId]] = {}
     sources: dict[NodeId, list[NodeId]] = {}
@@ -35,7 +38,7 @@ def fuse(dag: Dag, order: Sequence[Slot], lowered: Callable[[NodeId], bool]) -> 
         if not nodes:
             continue
         before = last.get(slot.group)
-        computes = all(isinstance(dag.nodes[n], Compute) for n in nodes)
+        computes = all(member(n) for n in nodes)
         if before is not None and computes and _joins(dag, result[before].nodes, nodes, users, sources, done, before):
             result[before] = Slot(group=slot.group, nodes=(*result[before].nodes, *nodes))
             continue

@@ -85,12 +85,14 @@ class JointMesh:
         shape = (sum(a.shape[0] for a in arrays), *arrays[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.stacked, shards)
 
-    def split(self, array: jax.Array) -> list[jax.Array]:
-        """A replicated array of the joint mesh as one replicated array for each member; no data moves."""
+    def split(self, array: jax.Array, layout: Layout = "replicated") -> list[jax.Array]:
+        """An array of the joint mesh, replicated or stacked, as one such array for each member; no data moves."""
         by_device = {s.device: s.data for s in array.addressable_shards}
+        rows = array.shape[0] // len(self.members) if layout == "stacked" else array.shape[0] if array.ndim else 0
+        shape = (rows, *array.shape[1:]) if array.ndim else ()
         return [
             jax.make_array_from_single_device_arrays(
-                array.shape, m.shardings["replicated"], [by_device[d] for d in m.devices if d in by_device]
+                shape, m.shardings[layout], [by_device[d] for d in m.devices if d in by_device]
             )
             for m in self.members
         ]

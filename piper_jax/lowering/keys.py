@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
-    "state", "optimizer", "key", "step", "gradient", "seed", "weight", "microbatch", "gathered", "shared",  # replicated
+    "state", "optimizer", "gradient", "key", "step", "seed", "weight", "microbatch", "gathered", "shared",  # replicated
     "batch",
-    "value", "cotangent", "residual", "crossing", "accumulator", "metric", "exchange",  # one entry per replica
+    "value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange",  # one per replica
+    "state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard",  # each replica's own part
+    "fence",  # inside a program: what the next collective waits for
 ]  # fmt: skip
 Layout = Literal["replicated", "stacked", "batch"]
 
-_STACKED = frozenset({"value", "cotangent", "residual", "crossing", "accumulator", "metric", "exchange"})
+_STACKED = frozenset({"value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange"})
+_SHARDED = frozenset({"state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard"})
 ACCUMULATED = frozenset({"accumulator", "metric"})
 
 
@@ -25,6 +28,13 @@ class Key(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """replicated: the array itself on every device; stacked: ``[replicas, ...]``, one entry a device; batch:
-        ``[microbatches, replicas, ...]``."""
-        return "stacked" if self.kind in _STACKED else "batch" if self.kind == "batch" else "replicated"
+        """replicated: the array itself on every device; stacked: ``[replicas, ...]``, one entry a device (for shards
+        ``[replicas, length]``); batch: ``[microbatches, replicas, ...]``."""
+        if self.kind in _STACKED or self.kind in _SHARDED:
+            return "stacked"
+        return "batch" if self.kind == "batch" else "replicated"
+
+    @property
+    def shard(self) -> Key:
+        """The key of the sharded form of a state, optimizer, gradient or accumulator."""
+        return self._replace(kind=f"{self.kind}_shard")  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from piper_jax.ir.ids import NodeId
+from piper_jax.lowering.collectives import unreduced_key
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import REPLICA_AXES
 from piper_jax.lowering.keys import ACCUMULATED, Key
+from piper_jax.lowering.shards import shard_length
 from piper_jax.tracing.flat import Flat, read
 
 
@@ -23,7 +25,7 @@ class Step:
     Attributes:
       flat: what it computes, on one slice.
       inputs: for each input of ``flat``, the keys whose sum it is, a seed's kind, or None where it is not read.
-      reads, writes: keys from and to the slot; accumulators are both.
+      reads, writes: keys from and to the slot; what is accumulated is both.
     """
 
     context: Context
@@ -47,7 +49,9 @@ class Step:
         self.flat.run(self.flat.eqns, values, REPLICA_AXES)
         for key, atom in zip(self.writes, self.flat.outputs, strict=True):
             value = jnp.asarray(read(atom, values))
-            env[key] = self._accumulated(env, key, value) if key.kind in ACCUMULATED else value
+            if key.kind == "unreduced":
+                value = value.astype(local_spec(self.context, key).dtype)
+            env[key] = self._accumulated(env, key, value) if key in self.reads else value
 
     def _input(self, env: Mapping[Key, Any], source: tuple[Key, ...] | str, dtype: Any) -> Any:
         if isinstance(source, str):
@@ -77,8 +81,12 @@ def slice_key(context: Context, key: Any, clock: Any, microbatch: Any) -> Any:
     return jax.random.fold_in(jax.random.fold_in(key, clock), number)
 
 
-def step(context: Context, group: str, node: NodeId) -> Step:
-    """The step of one compute node: F, B, BI or BW."""
+def step(context: Context, group: str, node: NodeId, begun: set[Key]) -> Step:
+    """The step of one compute node: F, B, BI or BW.
+
+    Args:
+      begun: sums of gradients that earlier steps have begun; those of this step are added.
+    """
     built, mb = context.passes(node.op), node.MB or 0
     chunk = built.chunk
     residuals = [Key("residual", group, (node.op, k), mb) for k in range(built.num_residuals)]
@@ -94,16 +102,23 @@ def step(context: Context, group: str, node: NodeId) -> Step:
     inputs += [tuple(_contributions(context, group, v, mb)) for v in chunk.diff_exports]
     inputs += built.kinds
     cotangents = [Key("cotangent", group, (v, node.op), mb) for v in chunk.diff_externals]
-    gradients = [Key("accumulator", group, leaf) for leaf in chunk.diff_state]
+    gradients = [_gradient_key(context, group, leaf, mb) for leaf in chunk.diff_state]
     crossing = [Key("crossing", group, (node.op, k), mb) for k in range(len(built.halves.crossing))]
-    match node.PASS:
-        case "BI":
-            return _step(context, group, node, built.halves.for_inputs, inputs, cotangents + crossing)
-        case "BW":
-            inputs += [(k,) for k in crossing]
-            return _step(context, group, node, built.halves.for_weights, inputs, gradients)
-        case _:
-            return _step(context, group, node, built.backward, inputs, cotangents + gradients)
+    if node.PASS == "BI":
+        return _step(context, group, node, built.halves.for_inputs, inputs, cotangents + crossing)
+    added = begun.intersection(gradients)
+    begun.update(gradients)
+    if node.PASS == "BW":
+        inputs += [(k,) for k in crossing]
+        return _step(context, group, node, built.halves.for_weights, inputs, gradients, added)
+    return _step(context, group, node, built.backward, inputs, cotangents + gradients, added)
+
+
+def _gradient_key(context: Context, group: str, leaf: int, mb: int) -> Key:
+    owned = context.owned_leaf.get(leaf)
+    if owned is not None and owned.span is not None:
+        return unreduced_key(context, group, leaf, mb)
+    return Key("accumulator", group, leaf)
 
 
 def _step(
@@ -113,12 +128,13 @@ def _step(
     flat: Flat,
     inputs: Sequence[tuple[Key, ...] | str],
     writes: Sequence[Key],
+    added: Collection[Key] = (),
 ) -> Step:
     used = {a for e in flat.eqns for a in e.reads()} | {a for a in flat.outputs if isinstance(a, int)}
     kept = tuple(i if v in used else None for i, v in zip(inputs, flat.inputs, strict=True))
     reads = [k for source in kept if isinstance(source, tuple) for k in source]
     reads += [Key("seed", group)] if "total" in kept else []
-    reads += [k for k in writes if k.kind in ACCUMULATED]
+    reads += [k for k in writes if k.kind in ACCUMULATED or k in added]
     if any(k.kind == "key" for k in reads):
         reads.append(Key("step", group))
     if any(k.kind in ("key", "batch") or context.reduction_of(k) in ("samples", "last") for k in reads):
@@ -151,10 +167,11 @@ def _contributions(context: Context, group: str, value: int, mb: int) -> list[Ke
 def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array on one replica."""
     match key.kind:
-        case "state":
-            return context.leaf_spec(key.item)
-        case "accumulator":
-            return context.accumulator_spec(key.item)
+        case "state_shard" | "optimizer_shard" | "gradient_shard" | "accumulator_shard":
+            whole = context.whole_spec(key)
+            return jax.ShapeDtypeStruct((shard_length(whole.shape, context.shards_of(key)),), whole.dtype)
+        case "state" | "optimizer" | "gradient" | "accumulator" | "unreduced":
+            return context.whole_spec(key)
         case "metric":
             return context.metric_spec(key.item)
         case "batch":
@@ -184,10 +201,6 @@ def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
             halves = context.passes(op).halves
             assert halves is not None
             return _spec(halves.for_inputs.avals[halves.crossing[k]])
-        case "gradient":
-            return context.leaf_spec(key.item)
-        case "optimizer":
-            return context.source.optimizer.leaf_specs[key.item]  # type: ignore[union-attr]
     raise TypeError(f"{key.kind} has no fixed shape")
 
 

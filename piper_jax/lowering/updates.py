@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from piper_jax.lowering.context import Context, reduced_buckets
-from piper_jax.lowering.exchange import num_words, pack, unpack
-from piper_jax.lowering.group_mesh import REPLICA_AXES
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Update
+from piper_jax.ir.ownership import Ownership
+from piper_jax.lowering.collectives import StateCollective
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.exchange import Exchanges
+from piper_jax.lowering.group_mesh import OWNER
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
-from piper_jax.tracing.flat import read
+from piper_jax.lowering.shards import Shard, ShardEvaluation
+from piper_jax.lowering.slots import local_spec
 from piper_jax.tracing.optimizer_program import OptimizerProgram
 
 
@@ -24,27 +29,75 @@ class GroupUpdate:
 
     Attributes:
       leaves: trainable state leaves on this group.
-      reduced_here: for each reduction that this group does alone, its leaves; ``joint`` leaves arrive reduced.
-      rounds: how many exchanges precede the last program.
+      before: its own collectives that the first round does: reductions, and gathers for updates of whole leaves.
+      after: those that the last round does: gathers of updated parameters.
+      elsewhere: leaves whose gradients are reduced before the first round, in a slot or with other groups.
     """
 
     context: Context
     group: str
     leaves: tuple[int, ...]
-    reduced_here: tuple[tuple[int, ...], ...]
-    joint: frozenset[int]
-    participants: tuple[str, ...]
-    rounds: int
+    before: tuple[StateCollective, ...]
+    after: tuple[StateCollective, ...]
+    elsewhere: frozenset[int]
+    exchanges: Exchanges
 
+    # -- keys ------------------------------------------------------------------------------------------
+    @property
+    def optimizer_keys(self) -> tuple[Key, ...]:
+        """Optimizer leaves as this group keeps them: those of its buckets, and those that belong to none."""
+        mine = {bucket for bucket, o in self.context.owned.items() if self.group in o.owners}
+        chosen = {*self.context.optimizer_leaves(mine)}
+        keys = (
+            Key("optimizer", self.group, k)
+            for k, o in enumerate(self.exchanges.program.leaf_owner)
+            if o is None or k in chosen
+        )
+        return tuple(key.shard if self.context.shards_of(key) > 1 else key for key in keys)
+
+    @property
+    def accumulator_keys(self) -> tuple[Key, ...]:
+        """Gradient accumulators, zero between steps."""
+        keys = ((self.context.owned_leaf[i], Key("accumulator", self.group, i)) for i in self.leaves)
+        return tuple(key if owned.span is None else key.shard for owned, key in keys)
+
+    def _sharded(self, key: Key) -> Ownership | None:
+        """The bucket of a key whose update works on shards; None for others."""
+        owned = self.context.owned_key(key)
+        return owned if owned is not None and owned.num_shards > 1 and owned.elementwise else None
+
+    def _given(self) -> dict[int, Key]:
+        """Inputs of the optimizer program that this group has -> their keys, sharded where the update is."""
+        program, given = self.exchanges.program, {}
+        for leaf in self.leaves:
+            k, gradient = self.context.trainable_index[leaf], Key("gradient", self.group, leaf)
+            sharded = self._sharded(gradient) is not None
+            given[program.gradient_input(k)] = gradient.shard if sharded else gradient
+            given[program.param_input(k)] = (
+                self.context.held(self.group, leaf) if sharded else Key("state", self.group, leaf)
+            )
+        for key in self.optimizer_keys:
+            plain = Key("optimizer", self.group, key.item)
+            given[program.leaf_input(key.item)] = key if self._sharded(key) is not None else plain
+        return given
+
+    # -- programs --------------------------------------------------------------------------------------
     def reduction(self) -> LocalProgram:
         """Accumulators -> gradients, for ``gradients`` and where no update follows."""
-        local = [i for i in self.leaves if i not in self.joint]
-        return LocalProgram(
-            label=f"reduce {self.group}",
-            reads=tuple(Key("accumulator", self.group, i) for i in local),
-            writes=tuple(Key("gradient", self.group, i) for i in local),
-            body=self._reduce,
-        )
+        own = [i for i in self.leaves if len(self.context.owned_leaf[i].owners) == 1]
+        writes = tuple(Key("gradient", self.group, i) for i in own)
+        reductions = [c for c in self.before if c.does != "gather"]
+        gathers = whole_gradients(self.context, self.group, own)
+        made = {*self._casts().values(), *(key for c in reductions for key in c.writes)}
+        reads = (*self._casts(), *(k for c in (*reductions, *gathers) for k in c.reads if k not in made))
+
+        def body(env: dict[Key, Any]) -> dict[Key, Any]:
+            env = dict(env)
+            self._reduce(env, [*reductions, *gathers])
+            return {key: env[key] for key in writes}
+
+        reads = (*reads, *(key for key in writes if key not in made and self._gradient(key.item) == key))
+        return LocalProgram(label=f"reduce {self.group}", reads=tuple(dict.fromkeys(reads)), writes=writes, body=body)
 
     def round(self, k: int) -> LocalProgram:
         """The program of round ``k``.
@@ -52,161 +105,163 @@ class GroupUpdate:
         Round 0 reduces the accumulators. The last round writes parameters and optimizer state, and zeroed accumulators
         into the buffers of the gradients.
         """
-        program = self.context.source.optimizer
-        assert program is not None
-        last = k == self.rounds
-        wanted = self._final_atoms(program) if last else self._sent(program, k)
-        given = self._given(program)
-        eqns = program.flat.needed(wanted.values(), [*given, *(v for r in range(k) for v in program.exchanged[r])])
-        reduced = [Key("gradient", self.group, i) for i in self.leaves if i not in self.joint] if k == 0 else []
-        zeroed = [Key("accumulator", self.group, i) for i in self.leaves] if last else []
-        reads = dict.fromkeys(Key("accumulator", self.group, key.item) for key in reduced)
-        reads.update(dict.fromkeys(key for key in self._used(program, eqns, wanted.values()) if key not in reduced))
-        reads.update(dict.fromkeys(Key("gradient", self.group, key.item) for key in zeroed))
-        reads = {key: None for key in reads if key not in reduced}
-        clock = [Key("step", self.group)] if last else []
-        sent = [] if last else [*reduced, Key("exchange", self.group, k)]
+        program, last = self.exchanges.program, k == self.exchanges.rounds
+        wanted = self._final_atoms(program) if last else {v: v for v in self.exchanges.sent(self.group, k)}
+        given = self._given()
+        known = [*given, *(v for r in range(k) for v in program.exchanged[r])]
+        eqns = [program.flat.eqns[i] for i in program.flat.needed(wanted.values(), known)]
+        used = {a for e in eqns for a in e.reads()} | {a for a in wanted.values() if isinstance(a, int)}
+        made = self._made() if k == 0 else ()
+        reads = dict.fromkeys([] if k else self._first_reads())
+        reads.update(dict.fromkeys(key for value, key in given.items() if value in used and key not in made))
+        if last and k:
+            gradients = (key for key in given.values() if key.kind in ("gradient", "gradient_shard"))
+            reads.update(dict.fromkeys(gradients))
+        clock = (Key("step", self.group),) if last else ()
+        kept = () if last else (*made, Key("exchange", self.group, k))
+        writes = tuple(self._kept_form(key) for key in wanted) if last else ()
+        zeroed = self.accumulator_keys if last else ()
 
         def body(env: dict[Key, Any]) -> dict[Key, Any]:
-            env = {**env, **(self._reduce(env) if reduced else {})}
-            values = {**program.flat.consts, **{v: env[key] for v, key in given.items() if key in env}}
-            values.update(self._received(program, k, env))
-            program.flat.run((program.flat.eqns[i] for i in eqns), values)
-            out = {key: env[key] for key in reduced}
-            for key in zeroed:
-                known = self.context.accumulator_spec(key.item)
-                out[key] = jnp.zeros(known.shape, known.dtype)
-            out.update({key: env[key] + 1 for key in clock})
-            if last:
-                return {**out, **{key: jnp.asarray(read(atom, values)) for key, atom in wanted.items()}}
-            words = pack([values[v] for v in wanted.values()])
-            out[Key("exchange", self.group, k)] = jnp.pad(words, (0, self._width(program, k) - words.shape[0]))
-            return out
+            env = dict(env)
+            if k == 0:
+                self._reduce(env, self.before)
+            found = self._evaluation(program, given, env, k)
+            found.run(eqns)
+            if not last:
+                env[kept[-1]] = self.exchanges.packed(k, [found.sent(v) for v in wanted.values()])
+                return {key: env[key] for key in kept}
+            self._write(env, wanted, found)
+            specs = {key: local_spec(self.context, key) for key in zeroed}
+            env.update({key: jnp.zeros(spec.shape, spec.dtype) for key, spec in specs.items()})
+            env.update({key: env[key] + 1 for key in clock})
+            return {key: env[key] for key in (*writes, *zeroed, *clock)}
 
         return LocalProgram(
             label=f"update {self.group}" + (f" round {k}" if k else ""),
             reads=(*reads, *(Key("gathered", self.group, r) for r in range(k)), *clock),
-            writes=(*(wanted if last else sent), *zeroed, *clock),
+            writes=(*writes, *kept, *zeroed, *clock),
             body=body,
         )
 
-    def _used(self, program: OptimizerProgram, eqns: Sequence[int], wanted: Iterable[Any]) -> list[Key]:
-        """What the equations of a round read of this group's gradients and state."""
-        used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {a for a in wanted if isinstance(a, int)}
-        return [key for value, key in self._given(program).items() if value in used]
+    # -- parts of a round --------------------------------------------------------------------------------
+    def _gradient(self, leaf: int) -> Key:
+        """The gradient of a leaf as a reduction leaves it."""
+        key = Key("gradient", self.group, leaf)
+        return key.shard if self.context.shards_of(key) > 1 else key
 
-    def _given(self, program: OptimizerProgram) -> dict[int, Key]:
-        """Values of the optimizer program that this group has -> their keys."""
-        given: dict[int, Key] = {}
-        for leaf in self.leaves:
-            k = self.context.trainable_index[leaf]
-            given[program.gradient_input(k)] = Key("gradient", self.group, leaf)
-            given[program.param_input(k)] = Key("state", self.group, leaf)
-        for k in self.optimizer_leaves:
-            given[program.leaf_input(k)] = Key("optimizer", self.group, k)
-        return given
+    def _casts(self) -> dict[Key, Key]:
+        """Accumulators that need no reduction here -> gradients."""
+        reduced = {key for c in self.before for key in c.writes if c.does != "gather"}
+        pairs = [(key, self._gradient(i)) for i, key in zip(self.leaves, self.accumulator_keys, strict=True)]
+        return {key: found for key, found in pairs if found not in reduced and found.item not in self.elsewhere}
 
-    @property
-    def optimizer_leaves(self) -> tuple[int, ...]:
-        """Optimizer leaves kept on this group: those of its buckets, and those that belong to none."""
-        program = self.context.source.optimizer
-        assert program is not None
-        mine = {b for b, groups in self.context.owners.items() if self.group in groups}
-        names = self.context.source.bucket_names
-        return tuple(k for k, o in enumerate(program.leaf_owner) if o is None or names[o] in mine)
+    def _made(self) -> tuple[Key, ...]:
+        """What round 0 makes of accumulators and shards."""
+        return tuple(dict.fromkeys([*self._casts().values(), *(key for c in self.before for key in c.writes)]))
 
-    def _final_atoms(self, program: OptimizerProgram) -> dict[Key, Any]:
-        atoms: dict[Key, Any] = {
-            Key("state", self.group, leaf): program.param_output(self.context.trainable_index[leaf])
-            for leaf in self.leaves
-        }
-        atoms.update({Key("optimizer", self.group, k): program.leaf_output(k) for k in self.optimizer_leaves})
-        return atoms
+    def _first_reads(self) -> Iterator[Key]:
+        made = self._made()
+        yield from self._casts()
+        yield from (key for c in self.before for key in c.reads if key not in made)
 
-    def _sent(self, program: OptimizerProgram, k: int) -> dict[Any, int]:
-        return {v: v for v in program.exchanged[k] if self._sender(program, v) == self.group}
+    def _reduce(self, env: dict[Key, Any], collectives: Sequence[StateCollective]) -> None:
+        for key, gradient in self._casts().items():
+            env[gradient] = env[key].astype(self.context.whole_spec(gradient).dtype)
+        for found in collectives:
+            found.run(env)
 
-    def _sender(self, program: OptimizerProgram, value: int) -> str:
-        owner = program.owner[value]
-        assert owner is not None
-        bucket = self.context.source.bucket_names[owner]
-        return next(g for g in self.context.owners[bucket] if g in self.participants)
+    def _evaluation(
+        self, program: OptimizerProgram, given: dict[int, Key], env: dict[Key, Any], k: int
+    ) -> ShardEvaluation:
+        shards = {bucket: self._shard(o) for bucket, o in self.context.owned.items() if o.num_shards > 1}
+        names, elementwise = self.context.source.bucket_names, program.elementwise
 
-    def _width(self, program: OptimizerProgram, k: int) -> int:
-        return max(
-            sum(num_words(program.flat.avals[v]) for v in program.exchanged[k] if self._sender(program, v) == g)
-            for g in self.participants
+        def shard_of(value: int) -> Shard | None:
+            owner = program.owner[value]
+            if value not in elementwise.shards or owner is None or names[owner] not in shards:
+                return None
+            return shards[names[owner]] if self.group in self.context.owned[names[owner]].owners else None
+
+        values = dict(program.flat.consts)
+        for value, key in given.items():
+            if key in env:
+                shard = shard_of(value)
+                values[value] = shard.of(env[key]) if shard is not None and key.kind == "state" else env[key]
+        received = self.exchanges.received([env[Key("gathered", self.group, r)] for r in range(k)])
+        return ShardEvaluation(
+            avals=program.flat.avals, shard_of=shard_of, combine=elementwise.combine, values=values, received=received
         )
 
-    def _received(self, program: OptimizerProgram, k: int, env: Mapping[Key, Any]) -> dict[int, Any]:
-        values: dict[int, Any] = {}
-        for r in range(k):
-            rows = env[Key("gathered", self.group, r)]
-            for position, group in enumerate(self.participants):
-                sent = [v for v in program.exchanged[r] if self._sender(program, v) == group]
-                row = rows[position * self.context.replicas]
-                values.update(zip(sent, unpack(row, [program.flat.avals[v] for v in sent]), strict=True))
-        return values
+    def _shard(self, owned: Ownership) -> Shard:
+        axes = tuple(axis for axis in owned.axes if axis != OWNER)
+        position = owned.owners.index(self.group) if self.group in owned.owners else 0
+        index = (jax.lax.axis_index(axes) if axes else 0) + position * (owned.num_shards // len(owned.owners))
+        return Shard(owned.num_shards, index)
 
-    def exchange_width(self, k: int) -> int:
-        """32-bit words that each group contributes to exchange ``k``."""
-        program = self.context.source.optimizer
-        assert program is not None
-        return self._width(program, k)
+    def _final_atoms(self, program: OptimizerProgram) -> dict[Key, Any]:
+        atoms = {
+            self.context.held(self.group, i): program.param_output(self.context.trainable_index[i]) for i in self.leaves
+        }
+        return {**atoms, **{key: program.leaf_output(key.item) for key in self.optimizer_keys}}
 
-    def _reduce(self, env: Mapping[Key, Any]) -> dict[Key, Any]:
-        """Sums accumulators over the replicas, one collective a bucket and dtype, then casts to parameter dtypes."""
-        out: dict[Key, Any] = {}
-        together = {leaf for leaves in self.reduced_here for leaf in leaves}
-        for leaves in self.reduced_here:
-            sums = flat_sum([env[Key("accumulator", self.group, i)] for i in leaves], REPLICA_AXES)
-            out.update({Key("gradient", self.group, i): v for i, v in zip(leaves, sums, strict=True)})
-        for leaf in self.leaves:
-            if leaf not in together and leaf not in self.joint:
-                out[Key("gradient", self.group, leaf)] = env[Key("accumulator", self.group, leaf)]
-        return {key: v.astype(self.context.leaf_spec(key.item).dtype) for key, v in out.items()}
+    def _kept_form(self, key: Key) -> Key:
+        """Where the last round leaves what it wrote: parameters that other groups gather too, as shards."""
+        owned = self.context.owned_key(key)
+        joint = owned is not None and len(owned.owners) > 1 and self._sharded(key) is not None
+        return key.shard if joint and key.kind == "state" else key
 
-
-def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
-    """Sums over mesh axes, all arrays of one dtype in ONE all-reduce."""
-    sums: list[Any] = [None] * len(arrays)
-    for dtype in dict.fromkeys(a.dtype for a in arrays):
-        chosen = [k for k, a in enumerate(arrays) if a.dtype == dtype]
-        total = jax.lax.psum(jnp.concatenate([arrays[k].reshape(-1) for k in chosen]), axes)
-        start = 0
-        for k in chosen:
-            sums[k] = total[start : start + arrays[k].size].reshape(arrays[k].shape)
-            start += arrays[k].size
-    return sums
+    def _write(self, env: dict[Key, Any], wanted: dict[Key, Any], found: ShardEvaluation) -> None:
+        """New parameters and optimizer leaves, in the form in which they are kept."""
+        for key, atom in wanted.items():
+            owned = self.context.owned_key(key)
+            if owned is not None and (self._sharded(key) is not None or key.kind.endswith("_shard")):
+                target = key if key.kind.endswith("_shard") else key.shard
+                value = found.part(atom, self._shard(owned))
+                env[target] = value.astype(self.context.whole_spec(key).dtype)
+            else:
+                env[key] = jnp.asarray(found.whole(atom))
+        for collective in self.after:
+            collective.run(env)
 
 
-def group_updates(context: Context) -> dict[str, GroupUpdate]:
-    """The update of every group that holds trainable leaves or a clock of its own."""
-    state, program = context.source.state, context.source.optimizer
+def whole_gradients(context: Context, group: str, leaves: Iterable[int]) -> list[StateCollective]:
+    """Gathers of the gradients among those of ``leaves`` that a plan keeps in shards, to be looked at."""
+    buckets: dict[str, list[Key]] = {}
+    for leaf in leaves:
+        if context.owned_leaf[leaf].num_shards > 1:
+            buckets.setdefault(context.owned_leaf[leaf].bucket, []).append(Key("gradient", group, leaf))
+    return [
+        StateCollective(
+            context=context, group=group, id=NodeId(f"all_gather gradient {bucket}", "B"), does="gather", when="after",
+            owned=context.owned[bucket], reads=tuple(k.shard for k in writes), writes=tuple(writes),
+        )
+        for bucket, writes in buckets.items()
+    ]  # fmt: skip
+
+
+def group_updates(context: Context, collectives: Iterable[StateCollective]) -> dict[str, GroupUpdate]:
+    """The update of every group that holds trainable leaves."""
+    known, state = list(collectives), context.source.state
     trainable = {
         g: tuple(i for i in leaves if state.leaves[i].kind == "trainable") for g, leaves in context.group_leaves.items()
     }
     participants = tuple(g for g, leaves in trainable.items() if leaves)
-    rounds = len(program.exchanged) if program is not None and len(participants) > 1 else 0
-    return {g: _group_update(context, g, trainable[g], participants, rounds) for g in participants}
-
-
-def _group_update(
-    context: Context, group: str, leaves: tuple[int, ...], participants: tuple[str, ...], rounds: int
-) -> GroupUpdate:
-    here, joint = [], set()
-    for node in context.reductions:
-        leaves_of = [leaf for bucket in reduced_buckets(node) for leaf in context.source.bucket_leaves[bucket]]
-        if node.group == group:
-            here.append(tuple(leaves_of))
-        elif group in context.owners[reduced_buckets(node)[0]]:
-            joint.update(leaves_of)
-    return GroupUpdate(
-        context=context,
-        group=group,
-        leaves=leaves,
-        reduced_here=tuple(here),
-        joint=frozenset(joint),
-        participants=participants,
-        rounds=rounds,
-    )
+    rounds = max((n.round for n in context.dag.nodes.values() if isinstance(n, Update)), default=0)
+    exchanges = Exchanges(context=context, participants=participants, rounds=rounds)
+    reduced = {
+        (owner, key.item)
+        for c in known
+        if c.does in ("reduce", "scatter") and (c.when == "slot" or c.group not in context.meshes)
+        for owner in c.owned.owners
+        for key in c.writes
+    }
+    return {
+        g: GroupUpdate(
+            context=context, group=g, leaves=trainable[g], exchanges=exchanges,
+            before=tuple(c for c in known if c.group == g and c.when == "before"),
+            after=tuple(c for c in known if c.group == g and c.when == "after"),
+            elsewhere=frozenset(leaf for owner, leaf in reduced if owner == g),
+        )
+        for g in participants
+    }  # fmt: skip

@@ -26,8 +26,8 @@ class Gather:
 def with_gathers(dag: Dag) -> Dag:
     """Adds one all_gather before each run of uses of buckets whose parameters are sharded.
 
-    On their one owner, uses that are at most ``gather_distance`` slots apart share a gather, which overlaps the slot that
-    many before the first of them; the whole copy is freed after the last. Neighbouring buckets with the same uses share
+    On their one owner, uses that are at most ``gather_distance`` slots apart share a gather, which overlaps the slot
+    that many before the first of them; the whole copy is freed after the last. Neighbouring buckets with the same uses share
     it up to their ``bucket_bytes``. Buckets with several owners are gathered on all of them together, once per step.
     Groups with gathers get all their slots named. ::
 
@@ -65,7 +65,9 @@ def _gathers(
     first_owner, *others = first.owners
     if others:
         users = [n for owner in first.owners for slot in orders[owner] for n in slot.nodes if _reads(dag, n, readers)]
-        return [Gather(node=collective("all_gather", "parameters", bundle, stream, "F"), users=tuple(users), joins=None)]
+        return [
+            Gather(node=collective("all_gather", "parameters", bundle, stream, "F"), users=tuple(users), joins=None)
+        ]
     order = orders[first_owner]
     runs: list[list[int]] = []
     for i, slot in enumerate(order):

@@ -72,7 +72,7 @@ def _kept_order(dag: Dag, traced: Collection[NodeId], rounds: Mapping[str, int])
 def bundles(
     owned: Iterable[Ownership], dag: Dag, also: Callable[[Ownership], object] = lambda o: None
 ) -> list[list[Ownership]]:
-    """Neighbouring buckets of equal owners and replication (and equal ``also``), joined up to their ``bucket_bytes``."""
+    """Neighbouring buckets of equal owners, replication and ``also``, joined up to their ``bucket_bytes``."""
     joined: list[list[Ownership]] = []
     sizes: list[int] = []
     for o in owned:
@@ -139,7 +139,7 @@ def _reduce(dag: Dag, new: Additions, owned: Mapping[str, Ownership], sources: M
                 part.setdefault(o.bucket, []).append(src)
         reductions: list[NodeId] = []
         for span, inputs in parts.items():
-            last = None if span is None else max((src.MB or 0 for found in inputs.values() for src in found))
+            last = None if span is None else max(src.MB or 0 for found in inputs.values() for src in found)
             node = collective(kind, "gradient", bundle, first.replication.reduce_stream, "B", last)
             new.nodes[node.id] = node
             reductions.append(node.id)

@@ -40,7 +40,8 @@ def replicate(dag: Dag, filter: Filter, *, axes: tuple[str, ...] = ("data",), **
       axes: mesh axes; the axis over which experts are sharded is left out for their parameters.
       **options: shard_optimizer, shard_grads, shard_params (each implies the one before it); bucket_bytes, up to which
         neighbouring buckets share one collective; reduce_every ``"step"``, ``"microbatch"`` or a number of microbatches
-        (the latter two with shard_grads); gather_distance, how many uses ahead parameters are gathered; reduce_stream, gather_stream.
+        (the latter two with shard_grads); gather_distance, how many uses ahead parameters are gathered; reduce_stream,
+        gather_stream.
 
     Raises:
       DirectiveError: an unknown option or axis, no state, or state that is replicated in another way already.

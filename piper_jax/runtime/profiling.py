@@ -23,7 +23,10 @@ _SPAN_KIND = {
     "update": "update",
     "reduce": "update",
 }
-_MEMORY_KIND = {"state": "parameters", "optimizer": "optimizer", "accumulator": "gradients", "gradient": "gradients"}
+_MEMORY_KIND = {
+    "state": "parameters", "optimizer": "optimizer", "accumulator": "gradients", "gradient": "gradients",
+    "unreduced": "gradients",
+}  # fmt: skip
 _ACTIVATIONS = ("value", "cotangent", "residual", "crossing")
 
 
@@ -70,7 +73,7 @@ def profile(
         results = instruction.call(*[registers[k] for k in instruction.reads])
         streams[_stream(instruction)].queue.put(results)
         registers.update(zip(instruction.writes, results, strict=True))
-        reused = [k for k in dead if k.kind in ("accumulator", "gradient")]
+        reused = [k for k in dead if _MEMORY_KIND.get(k.kind.removesuffix("_shard")) == "gradients"]
         for key in reused:
             registers.pop(key)
         _sample(context, registers, memory, dispatched[-1] - begin)
@@ -122,7 +125,7 @@ def _spans(
 def _sample(context: Context, registers: Mapping[Key, Any], memory: Mapping[str, list[MemoryStep]], now: float) -> None:
     sizes: dict[str, dict[str, int]] = {g: {} for g in memory}
     for key, array in registers.items():
-        kind = "activations" if key.kind in _ACTIVATIONS else _MEMORY_KIND.get(key.kind)
+        kind = "activations" if key.kind in _ACTIVATIONS else _MEMORY_KIND.get(key.kind.removesuffix("_shard"))
         if kind is not None:
             share = context.replicas if key.layout == "stacked" else 1
             size = sizes[key.group]

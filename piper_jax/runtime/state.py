@@ -13,6 +13,7 @@ import numpy as np
 from piper_jax.errors import RuntimeFault
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.shards import from_rows, to_rows
 from piper_jax.lowering.updates import GroupUpdate
 
 
@@ -46,9 +47,17 @@ class StateLayout:
         by_kind = {"state": values, "optimizer": optimizer}
         key, clock = jax.random.key(seed), np.zeros((), np.int32)
         single = {"key": key, "step": clock}
-        arrays = [single[k.kind] if k.kind in single else by_kind[k.kind][k.item] for k in self.keys]
+        arrays = [single[k.kind] if k.kind in single else self._part(k, by_kind) for k in self.keys]
         targets = [self.context.meshes[k.group].shardings[k.layout] for k in self.keys]
         return TrainState(tuple(jax.device_put(a, t, may_alias=False) for a, t in zip(arrays, targets, strict=True)))
+
+    def _part(self, key: Key, by_kind: Mapping[str, Sequence[Any]]) -> Any:
+        """A leaf as the key's group keeps it: whole, or its ``[replicas, length]`` of the shards."""
+        value = by_kind[key.kind.removesuffix("_shard")][key.item]
+        if not key.kind.endswith("_shard"):
+            return value
+        first = self.context.first_shard(key)
+        return to_rows(value, self.context.shards_of(key))[first : first + self.context.replicas]
 
     def registers(self, state: TrainState) -> dict[Key, jax.Array]:
         """The arrays of ``state`` by key.
@@ -70,22 +79,28 @@ class StateLayout:
 
     def leaves(self, state: TrainState, kind: str, count: int, device: Any) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
-        registers = self.registers(state)
-        first: dict[int, jax.Array] = {}
-        for key, array in registers.items():
+        whole: dict[int, jax.Array] = {}
+        shards: dict[int, list[tuple[Key, jax.Array]]] = {}
+        for key, array in self.registers(state).items():
             if key.kind == kind:
-                first.setdefault(key.item, array)
+                whole.setdefault(key.item, array)
+            elif key.kind == f"{kind}_shard":
+                shards.setdefault(key.item, []).append((key, array))
         sharding = jax.sharding.SingleDeviceSharding(device)
-        return [jax.device_put(_private(first[i]), sharding) for i in range(count)]
+        copies = {i: jax.device_put(_private(a), sharding) for i, a in whole.items()}
+        for i, found in shards.items():
+            rows = jnp.concatenate([jax.device_put(a, sharding) for _, a in found])
+            copies[i] = from_rows(rows, self.context.whole_spec(found[0][0]).shape)
+        return [copies[i] for i in range(count)]
 
 
 def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateLayout:
     """The layout for one plan; it does not depend on the batch size."""
     keys: list[Key] = []
     for group in context.meshes:
-        keys += [Key("state", group, leaf) for leaf in context.group_leaves[group]]
+        keys += [context.held(group, leaf) for leaf in context.group_leaves[group]]
         if context.source.optimizer is not None and group in updates:
-            keys += [Key("optimizer", group, k) for k in updates[group].optimizer_leaves]
+            keys += updates[group].optimizer_keys
         keys += [Key("key", group), Key("step", group)]
     return StateLayout(context=context, updates=updates, keys=tuple(keys))
 

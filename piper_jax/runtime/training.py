@@ -207,7 +207,7 @@ class Train:
         given.update(self._accumulators or zeros(ready.context))
         self._accumulators = {}
         results = ready.executor.run(given)
-        self._accumulators = {k: v for k, v in results.items() if k.kind == "accumulator"}
+        self._accumulators = {k: v for k, v in results.items() if k.kind.startswith("accumulator")}
         return ready, results
 
     def _registers(self, ready: Ready, state: TrainState) -> dict[Key, Any]:

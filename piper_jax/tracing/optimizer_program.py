@@ -178,7 +178,7 @@ def _scalars_of_several_leaves(flat: Flat, num: int) -> frozenset[int]:
 
 
 def _mixed_late(flat: Flat, owner: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Single numbers of one bucket that only mixing equations read are computed by these too, from what they derive from.
+    """Single numbers of a bucket that only mixing equations read are computed by these too, from what they derive from.
 
     So a running sum over buckets starts nowhere in particular, and groups with equal parameters run equal programs.
     """
