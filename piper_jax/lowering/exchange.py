@@ -88,7 +88,7 @@ class Exchanges:
         return jnp.pad(words, (0, self.width(k) - words.shape[0]))
 
     def received(self, gathered: Sequence[Any]) -> dict[int, Any]:
-        """The values of earlier rounds, each given as ``[devices of all participants, words]``; parts are put together."""
+        """The values of earlier rounds, each given as ``[devices of all participants, words]``, parts put together."""
         found: dict[int, list[Any]] = {}
         for r, rows in enumerate(gathered):
             each = jnp.split(rows, len(self.participants))

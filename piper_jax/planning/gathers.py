@@ -27,8 +27,8 @@ def with_gathers(dag: Dag) -> Dag:
     """Adds one all_gather before each run of uses of buckets whose parameters are sharded.
 
     On their one owner, uses that are at most ``gather_distance`` slots apart share a gather, which overlaps the slot
-    that many before the first of them; the whole copy is freed after the last. Neighbouring buckets with the same uses share
-    it up to their ``bucket_bytes``. Buckets with several owners are gathered on all of them together, once per step.
+    that many before the first of them; the whole copy is freed after the last. Neighbouring buckets with the same uses
+    share it up to their ``bucket_bytes``. Buckets with several owners are gathered on all of them together, once per step.
     Groups with gathers get all their slots named. ::
 
         g0: F[PP=0,MB=0] | F[PP=7,MB=0] | B[PP=7,MB=0] | B[PP=0,MB=0]
