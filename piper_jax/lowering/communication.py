@@ -93,8 +93,9 @@ def joint_collective(builder: Builder, found: StateCollective) -> Instruction:
         split = [joint.split(r, k.layout) for r, k in zip(results, found.writes, strict=True)]
         return [array for per_owner in zip(*split, strict=True) for array in per_owner]
 
+    nodes = (found.id,) if found.id in context.dag.nodes else ()
     return Instruction(
-        role="update" if found.serves_update else "joint", label=program.label, call=call, nodes=(found.id,),
+        role="update" if found.serves_update else "joint", label=program.label, call=call, nodes=nodes,
         program=program, reads=tuple(k._replace(group=g) for g in owners for k in found.reads),
         writes=tuple(k._replace(group=g) for g in owners for k in found.writes),
     )  # fmt: skip

@@ -28,8 +28,8 @@ def with_gathers(dag: Dag) -> Dag:
 
     On their one owner, uses that are at most ``gather_distance`` slots apart share a gather, which overlaps the slot
     that many before the first of them; the whole copy is freed after the last. Neighbouring buckets with the same uses
-    share it up to their ``bucket_bytes``. Buckets with several owners are gathered on all of them together, once per step.
-    Groups with gathers get all their slots named. ::
+    share it up to their ``bucket_bytes``. Buckets with several owners are gathered on all of them together, once per
+    step. Groups with gathers get all their slots named. ::
 
         g0: F[PP=0,MB=0] | F[PP=7,MB=0] | B[PP=7,MB=0] | B[PP=0,MB=0]
         -->  all_gather parameters a | F[PP=0,MB=0] with all_gather b | F[PP=7] | B[PP=7] with all_gather a | B[PP=0]

@@ -79,19 +79,17 @@ class StateLayout:
 
     def leaves(self, state: TrainState, kind: str, count: int, device: Any) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
-        whole: dict[int, jax.Array] = {}
-        shards: dict[int, list[tuple[Key, jax.Array]]] = {}
-        for key, array in self.registers(state).items():
-            if key.kind == kind:
-                whole.setdefault(key.item, array)
-            elif key.kind == f"{kind}_shard":
-                shards.setdefault(key.item, []).append((key, array))
-        sharding = jax.sharding.SingleDeviceSharding(device)
-        copies = {i: jax.device_put(_private(a), sharding) for i, a in whole.items()}
-        for i, found in shards.items():
-            rows = jnp.concatenate([jax.device_put(a, sharding) for _, a in found])
-            copies[i] = from_rows(rows, self.context.whole_spec(found[0][0]).shape)
-        return [copies[i] for i in range(count)]
+        registers, sharding = self.registers(state), jax.sharding.SingleDeviceSharding(device)
+        found = {key.item: key for key in reversed(registers) if key.kind.removesuffix("_shard") == kind}
+        return [self.whole(registers, found[i], sharding) for i in range(count)]
+
+    def whole(self, registers: Mapping[Key, jax.Array], key: Key, sharding: jax.sharding.Sharding) -> jax.Array:
+        """A copy, laid out as ``sharding`` says, of the leaf that a key of this layout holds whole or in shards."""
+        if not key.kind.endswith("_shard"):
+            return jax.device_put(_private(registers[key]), sharding)
+        parts = (a for k, a in registers.items() if (k.kind, k.item) == (key.kind, key.item))
+        rows = jnp.concatenate([jax.device_put(a, sharding) for a in parts])
+        return from_rows(rows, self.context.whole_spec(key).shape)
 
 
 def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateLayout:

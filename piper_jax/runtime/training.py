@@ -212,13 +212,16 @@ class Train:
 
     def _registers(self, ready: Ready, state: TrainState) -> dict[Key, Any]:
         """The state's arrays; what another plan placed elsewhere is copied to where this one reads it."""
-        given = dict((self._base or self)._state_layout.registers(state))
-        if self._base is not None:
-            anywhere = {(k.kind, k.item): a for k, a in reversed(given.items())}
-            for key in ready.executor.inputs:
-                if key not in given and (key.kind, key.item) in anywhere:
-                    target = ready.context.meshes[key.group].shardings[key.layout]
-                    given[key] = jax.device_put(anywhere[key.kind, key.item], target)
+        layout = (self._base or self)._state_layout
+        registers = layout.registers(state)
+        if self._base is None:
+            return registers
+        anywhere = {(k.kind.removesuffix("_shard"), k.item): k for k in reversed(registers)}
+        given = dict(registers)
+        for key in ready.executor.inputs:
+            if key not in given and (key.kind, key.item) in anywhere:
+                target = ready.context.meshes[key.group].shardings[key.layout]
+                given[key] = layout.whole(registers, anywhere[key.kind, key.item], target)
         return given
 
     def _batch_size(self, values: Sequence[Any]) -> int:

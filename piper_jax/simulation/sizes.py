@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axis_size
 from piper_jax.ir.nodes import Bucket
@@ -59,23 +61,29 @@ class Sizes:
 
     def parameter_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of all leaves of ``bucket`` that one device keeps between steps."""
-        shards = self._expert_shards(bucket, group)
-        if bucket.replication and bucket.replication.shard_params:
-            shards *= self.zero_shards(bucket)
-        return sum(leaf.nbytes // (shards if leaf.kind == "trainable" else 1) for leaf in bucket.leaves)
+        sharded = bucket.replication is not None and bucket.replication.shard_params
+        trainable = self._shard_bytes(bucket, group, self.zero_shards(bucket) if sharded else 1)
+        return trainable + sum(leaf.nbytes for leaf in bucket.leaves if leaf.kind != "trainable")
 
     def scattered_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the gradient of ``bucket`` on one device after a reduce_scatter."""
-        return self.bucket_bytes(bucket, group) // self.zero_shards(bucket)
+        return self._shard_bytes(bucket, group, self.zero_shards(bucket))
 
     def optimizer_bytes(self, bucket: Bucket, group: str) -> int:
-        """Bytes of the optimizer state of ``bucket`` on one device."""
-        return bucket.optimizer_bytes // (self._expert_shards(bucket, group) * self.zero_shards(bucket))
+        """Bytes of the optimizer state of ``bucket`` on one device; its shards are taken to be padded as the leaves'."""
+        whole, shard = self.bucket_bytes(bucket, group), self._shard_bytes(bucket, group, self.zero_shards(bucket))
+        return bucket.optimizer_bytes * shard // (whole * self._expert_shards(bucket, group)) if whole else 0
 
     def zero_shards(self, bucket: Bucket) -> int:
         """Over how many devices ZeRO divides what it shards of ``bucket``: all that hold copies; 1 without ZeRO."""
         owned = self._owned.get(bucket.name)
         return owned.num_copies if owned is not None and owned.replication.shard_optimizer else 1
+
+    def _shard_bytes(self, bucket: Bucket, group: str, shards: int) -> int:
+        """Bytes of the trainable leaves on one device when each is flattened, padded and divided."""
+        experts = self._expert_shards(bucket, group)
+        sizes = ((math.prod(leaf.shape), leaf.nbytes) for leaf in bucket.leaves if leaf.kind == "trainable")
+        return sum(nbytes // size * -(-size // (experts * shards)) for size, nbytes in sizes if size)
 
     def _expert_shards(self, bucket: Bucket, group: str) -> int:
         return self.axis_size(group, tuple(self._shard_axes.get(bucket.name, ())))
