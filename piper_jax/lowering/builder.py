@@ -30,6 +30,7 @@ class Builder:
 
     def local(self, role: Role, group: str, local: LocalProgram, nodes: tuple[NodeId, ...] = ()) -> Instruction:
         """An instruction that runs ``local`` on ``group``."""
+        local = local.chained(group) if self.context.needs_tokens else local
         program = self.compile(group, local)
         return Instruction(
             role=role, label=local.label, call=program, reads=local.reads, writes=local.writes, nodes=nodes,
@@ -54,6 +55,8 @@ class Builder:
 
     def _is_overwritten(self, key: Key, writes: Collection[Key]) -> bool:
         """Whether an output has the use and the layout of this input: itself, or gradient for accumulator and back."""
+        if key.kind == "token":
+            return False
         if key in writes:
             return True
         one, _, form = key.kind.partition("_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,12 @@ from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.collectives import StateCollective
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import JOINT_AXES, P, joint_mesh
-from piper_jax.lowering.instruction import Instruction
+from piper_jax.lowering.instruction import Instruction, Role
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.slots import local_spec
+
+JOINT = "joint"
 
 
 def sent_keys(context: Context, id: NodeId) -> list[Key]:
@@ -47,57 +51,69 @@ def transfer(builder: Builder, node: Send) -> Instruction:
 
 def exchange(builder: Builder, node: Collective) -> Instruction:
     """Every group learns what the optimizer's mixing equations read of the others."""
-    context, exchanges = builder.context, next(iter(builder.updates.values())).exchanges
-    joint = joint_mesh([context.meshes[g] for g in exchanges.participants])
+    exchanges = next(iter(builder.updates.values())).exchanges
     k = min(r for r in range(exchanges.rounds) if f"update scalars {r}" in node.values)
-    rows = context.replicas * len(joint.members)
-    spec = jax.ShapeDtypeStruct((rows, exchanges.width(k)), jnp.uint32)
-    program = builder.compiler.compile(
-        lambda x: [jax.lax.all_gather(x[0], JOINT_AXES)], label=f"exchange {k}", mesh=joint.mesh, specs=[spec],
-        in_specs=[joint.stacked.spec], out_specs=[P()],
+    local = LocalProgram(
+        label=f"exchange {k}", reads=(Key("exchange", JOINT, k),), writes=(Key("gathered", JOINT, k),),
+        body=lambda env: {Key("gathered", JOINT, k): jax.lax.all_gather(env[Key("exchange", JOINT, k)], JOINT_AXES)},
     )  # fmt: skip
-
-    def call(*arrays: jax.Array) -> list[jax.Array]:
-        (gathered,) = program(joint.join(arrays))
-        return joint.split(gathered)
-
-    return Instruction(
-        role="exchange", label=program.label, call=call, nodes=(node.id,), program=program,
-        reads=tuple(Key("exchange", g, k) for g in exchanges.participants),
-        writes=tuple(Key("gathered", g, k) for g in exchanges.participants),
-    )  # fmt: skip
+    spec = jax.ShapeDtypeStruct((exchanges.width(k),), jnp.uint32)
+    return _joint(builder, "exchange", exchanges.participants, local, [spec], (node.id,))
 
 
 def joint_collective(builder: Builder, found: StateCollective) -> Instruction:
     """ONE collective on state over all devices of all its owners."""
-    context, owners = builder.context, found.owned.owners
-    joint = joint_mesh([context.meshes[g] for g in owners])
+    context = builder.context
+
+    def body(env: dict[Key, Any]) -> dict[Key, Any]:
+        found.run(env)
+        return env
+
+    local = LocalProgram(label=str(found.id), reads=found.reads, writes=found.writes, body=body)
     specs = [local_spec(context, k) for k in found.reads]
-    rows = context.replicas * len(owners)
+    donate = [k for k, s in enumerate(specs) if found.does == "reduce" and s == context.whole_spec(found.writes[k])]
+    role = "update" if found.serves_update else "joint"
+    nodes = (found.id,) if found.id in context.dag.nodes else ()
+    return _joint(builder, role, found.owned.owners, local, specs, nodes, donate)
+
+
+def _joint(
+    builder: Builder, role: Role, groups: Sequence[str], local: LocalProgram, specs: Sequence[jax.ShapeDtypeStruct],
+    nodes: tuple[NodeId, ...], donate: Sequence[int] = (),
+) -> Instruction:  # fmt: skip
+    """A program on several groups side by side. Its stacked inputs are theirs, each output is given to each of them.
+
+    Args:
+      local: its keys name the joint group; those of the instruction name the members.
+      specs: of its inputs, on one device.
+    """
+    context = builder.context
+    joint = joint_mesh([context.meshes[g] for g in groups])
+    if context.needs_tokens:
+        local, specs = local.chained(JOINT), [*specs, local_spec(context, Key("token", JOINT))]
+    rows = context.replicas * len(groups)
     partition = {"stacked": joint.stacked.spec, "replicated": P()}
 
     def body(*arrays: Any) -> list[Any]:
-        env = {key: a[0] for key, a in zip(found.reads, arrays, strict=True)}
-        found.run(env)
-        return [env[k][None] if k.layout == "stacked" else env[k] for k in found.writes]
+        out = local.body({key: a[0] for key, a in zip(local.reads, arrays, strict=True)})
+        return [out[k][None] if k.layout == "stacked" else out[k] for k in local.writes]
 
     program = builder.compiler.compile(
-        body, label=str(found.id), mesh=joint.mesh,
+        body, label=local.label, mesh=joint.mesh,
         specs=[jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in specs],
-        in_specs=[joint.stacked.spec] * len(specs), out_specs=[partition[k.layout] for k in found.writes],
-        donate=[k for k, s in enumerate(specs) if found.does == "reduce" and s == context.whole_spec(found.writes[k])],
+        in_specs=[joint.stacked.spec] * len(specs), out_specs=[partition[k.layout] for k in local.writes],
+        donate=donate,
     )  # fmt: skip
 
     def call(*arrays: jax.Array) -> list[jax.Array]:
         results = program(*(joint.join(arrays[k :: len(specs)]) for k in range(len(specs))))
-        split = [joint.split(r, k.layout) for r, k in zip(results, found.writes, strict=True)]
-        return [array for per_owner in zip(*split, strict=True) for array in per_owner]
+        split = [joint.split(r, k.layout) for r, k in zip(results, local.writes, strict=True)]
+        return [array for per_group in zip(*split, strict=True) for array in per_group]
 
-    nodes = (found.id,) if found.id in context.dag.nodes else ()
     return Instruction(
-        role="update" if found.serves_update else "joint", label=program.label, call=call, nodes=nodes,
-        program=program, reads=tuple(k._replace(group=g) for g in owners for k in found.reads),
-        writes=tuple(k._replace(group=g) for g in owners for k in found.writes),
+        role=role, label=program.label, call=call, nodes=nodes, program=program,
+        reads=tuple(k._replace(group=g) for g in groups for k in local.reads),
+        writes=tuple(k._replace(group=g) for g in groups for k in local.writes),
     )  # fmt: skip
 
 

@@ -48,6 +48,17 @@ class Context:
     def replicas(self) -> int:
         return next(iter(self.meshes.values())).replicas
 
+    @cached_property
+    def needs_tokens(self) -> bool:
+        """Whether the programs of a group are chained by a token.
+
+        CPU devices have no streams, and each device that waits in a collective holds a thread of a pool that has one
+        for each device: if two collectives of a group could start in either order, or a program waited for room on a
+        device while it holds a thread, all threads would wait for each other.
+        """
+        devices = next(iter(self.meshes.values())).devices
+        return self.replicas > 1 and devices[0].platform == "cpu"
+
     @property
     def num_slices(self) -> int:
         return self.num_microbatches * self.replicas

@@ -159,11 +159,13 @@ class Lowering:
                 return env
 
             local = LocalProgram(label=label, reads=tuple(reads), writes=writes, body=body)
+            local = local.chained(slot.group) if self.context.needs_tokens else local
             self.slot_programs[signature] = self.builder.compile(slot.group, local)
         program = self.slot_programs[signature]
+        token = (Key("token", slot.group),) if self.context.needs_tokens else ()
         return Instruction(
-            role="compute", label=program.label, call=program, reads=tuple(reads), writes=writes, nodes=slot.nodes,
-            program=program,
+            role="compute", label=program.label, call=program, reads=(*reads, *token), writes=(*writes, *token),
+            nodes=slot.nodes, program=program,
         )  # fmt: skip
 
 

@@ -8,12 +8,15 @@ Kind = Literal[
     "state", "optimizer", "gradient", "key", "step", "seed", "weight", "microbatch", "gathered", "shared",  # replicated
     "batch",
     "value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange",  # one per replica
+    "token",  # one per replica: what the programs of a group hand on, so that they run one after another
     "state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard",  # each replica's own part
     "fence",  # inside a program: what the next collective waits for
 ]  # fmt: skip
 Layout = Literal["replicated", "stacked", "batch"]
 
-_STACKED = frozenset({"value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange"})
+_STACKED = frozenset(
+    {"value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange", "token"}
+)
 _SHARDED = frozenset({"state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard"})
 ACCUMULATED = frozenset({"accumulator", "metric"})
 

@@ -17,3 +17,12 @@ class LocalProgram:
     reads: tuple[Key, ...]
     writes: tuple[Key, ...]
     body: Callable[[dict[Key, Any]], dict[Key, Any]]
+
+    def chained(self, group: str) -> LocalProgram:
+        """The same with the group's token as input and output, so that it runs after the group's program before it."""
+        token = Key("token", group)
+
+        def body(env: dict[Key, Any]) -> dict[Key, Any]:
+            return {**self.body(env), token: env[token] + 1}
+
+        return LocalProgram(label=self.label, reads=(*self.reads, token), writes=(*self.writes, token), body=body)

@@ -182,7 +182,7 @@ def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
             return context.source.batch.specs[key.item]
         case "key":
             return context.key_spec()
-        case "step" | "microbatch":
+        case "step" | "microbatch" | "token":
             return jax.ShapeDtypeStruct((), jnp.int32)
         case "seed" | "weight":
             return jax.ShapeDtypeStruct((), jnp.float64 if jax.config.jax_enable_x64 else jnp.float32)

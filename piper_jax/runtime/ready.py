@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -51,7 +51,7 @@ def prepare(context: Context, instructions: Sequence[Instruction], wanted: Seque
       device: where metrics are gathered.
     """
     gather = metric_gather(context, [k for i in instructions for k in i.writes], device)
-    executor = Executor(instructions, (*wanted, *gather.keys))
+    executor = Executor(instructions, (*wanted, *gather.keys, *token_keys(context)))
     numbers = tuple(k for k in executor.inputs if k.kind == "microbatch")
     constants = jax.device_put([np.int32(k.mb or 0) for k in numbers], _targets(context, numbers))
     return Ready(
@@ -76,10 +76,24 @@ def first_gradients(found: Context) -> tuple[Key, ...]:
     return tuple(Key("gradient", owner[leaf], leaf) for leaf in found.source.state.trainable)
 
 
-def zeros(found: Context) -> dict[Key, Any]:
+def token_keys(found: Context) -> tuple[Key, ...]:
+    """What the programs of each group hand on, from call to call as well."""
+    return tuple(Key("token", g) for g in found.meshes) if found.needs_tokens else ()
+
+
+def accumulators(found: Context) -> dict[Key, Any]:
     """Gradient accumulators of a step that has not begun."""
+    return _zeros(found, accumulator_keys(found))
+
+
+def tokens(found: Context) -> dict[Key, Any]:
+    """Tokens of groups that have not run."""
+    return _zeros(found, token_keys(found))
+
+
+def _zeros(found: Context, keys: Iterable[Key]) -> dict[Key, Any]:
     made: dict[Key, Any] = {}
-    for key in accumulator_keys(found):
+    for key in keys:
         local = local_spec(found, key)
         shape, sharding = (found.replicas, *local.shape), found.meshes[key.group].shardings["stacked"]
         made[key] = _zeros_program(shape, local.dtype, sharding)()

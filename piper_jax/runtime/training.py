@@ -20,7 +20,7 @@ from piper_jax.runtime.bisection import Bisection, Difference
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
 from piper_jax.runtime.profiling import profile
-from piper_jax.runtime.ready import Ready, accumulator_keys, first_gradients, prepare, zeros
+from piper_jax.runtime.ready import Ready, accumulator_keys, accumulators, first_gradients, prepare, tokens
 from piper_jax.runtime.state import StateLayout, TrainState, state_layout
 from piper_jax.simulation import Report, measured_report
 from piper_jax.tracing.source import Source
@@ -46,6 +46,7 @@ class Train:
     _ready: dict[tuple[str, int], Ready] = field(default_factory=dict)
     _other: dict[Any, Train] = field(default_factory=dict)
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
+    _tokens: dict[Key, jax.Array] = field(default_factory=dict)
     _profiled: Train | None = None
 
     def __repr__(self) -> str:
@@ -126,7 +127,7 @@ class Train:
         instructions = ready.executor.instructions
         kept = dict.fromkeys(k for i in instructions for k in i.writes)
         given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
-        registers = Executor(instructions, tuple(kept)).run({**given, **zeros(ready.context)})
+        registers = Executor(instructions, tuple(kept)).run({**given, **self._fresh(ready)})
         return Bisection(context=ready.context, registers={**given, **registers}, rtol=rtol).first(instructions)
 
     def profile(self, state: TrainState, batch: Any, title: str = "") -> Report:
@@ -139,7 +140,7 @@ class Train:
             self._profiled = Train(plan=self.plan, devices=self.devices, compiler=Compiler(donation=False), _base=self)
         ready, values = self._profiled._for_batch("step", batch)
         for _ in range(2):
-            given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **zeros(ready.context)}
+            given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **self._fresh(ready)}
             jax.block_until_ready(given)
             found = profile(ready.context, ready.executor.instructions, given, ready.executor.wanted)
         return measured_report(self.plan, found.spans, memory=found.memory, title=title)
@@ -202,13 +203,20 @@ class Train:
         """Runs one mode on a batch; returns the kept registers."""
         ready, values = self._for_batch(mode, batch)
         given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
-        if mode == "evaluate":
-            return ready, ready.executor.run(given)
-        given.update(self._accumulators or zeros(ready.context))
-        self._accumulators = {}
+        owner = self._base or self
+        given.update(owner._tokens or tokens(ready.context))
+        if mode != "evaluate":
+            given.update(self._accumulators or accumulators(ready.context))
+            self._accumulators = {}
         results = ready.executor.run(given)
-        self._accumulators = {k: v for k, v in results.items() if k.kind.startswith("accumulator")}
+        if mode != "evaluate":
+            self._accumulators = {k: v for k, v in results.items() if k.kind.startswith("accumulator")}
+        owner._tokens = {k: v for k, v in results.items() if k.kind == "token"}
         return ready, results
+
+    @staticmethod
+    def _fresh(ready: Ready) -> dict[Key, Any]:
+        return {**accumulators(ready.context), **tokens(ready.context)}
 
     def _registers(self, ready: Ready, state: TrainState) -> dict[Key, Any]:
         """The state's arrays; what another plan placed elsewhere is copied to where this one reads it."""

@@ -70,7 +70,7 @@ class Sizes:
         return self._shard_bytes(bucket, group, self.zero_shards(bucket))
 
     def optimizer_bytes(self, bucket: Bucket, group: str) -> int:
-        """Bytes of the optimizer state of ``bucket`` on one device; its shards are taken to be padded as the leaves'."""
+        """Bytes of the optimizer state of ``bucket`` on one device; its shards are padded as the leaves are."""
         whole, shard = self.bucket_bytes(bucket, group), self._shard_bytes(bucket, group, self.zero_shards(bucket))
         return bucket.optimizer_bytes * shard // (whole * self._expert_shards(bucket, group)) if whole else 0
 

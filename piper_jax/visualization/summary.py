@@ -12,16 +12,30 @@ from piper_jax.visualization.labels import bytes_text, time_text
 from piper_jax.visualization.picture import png_bytes
 
 MAX_ROWS = 24
+GROWN = {"parameters": "gathered parameters", "optimizer": "gathered optimizer state"}
 NOTEBOOK_COLUMNS = 200
 
 
 def summary_text(report: Report) -> str:
-    """The heading, and a row for each group: devices, bubble, busy time by stream, peak memory by kind."""
+    """The heading, then for each group devices, bubble, busy time by stream and memory; last the largest peak."""
     header, *rows = _table(report)
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
     shown = lines if len(rows) <= MAX_ROWS else [*lines[: 1 + MAX_ROWS], f"... {len(rows) - MAX_ROWS} more groups"]
-    return "\n".join([heading_text(report), *shown, *_shortage(report)])
+    return "\n".join([heading_text(report), *shown, *_largest_peak(report), *_shortage(report)])
+
+
+def _largest_peak(report: Report) -> list[str]:
+    """A line that says where the largest peak is, what runs then, and what has come to what is held between steps."""
+    group = max(report.groups, key=lambda group: group.memory.peak_bytes, default=None)
+    if group is None or not group.memory.peak_bytes:
+        return []
+    peak, rest = group.memory.peak, group.memory.steps[0]
+    running = [s for s in report.timeline if s.group == group.name and s.start <= peak.time < s.end]
+    during = next((f" during {s.nodes[0]}" for s in running if s.kind == "compute"), "")
+    added = [(getattr(peak, kind) - getattr(rest, kind), kind) for kind in MEMORY_KINDS]
+    grown = [f"{bytes_text(n)} {GROWN.get(kind, kind)}" for n, kind in sorted(added, reverse=True) if n > 0]
+    return [f"peak on {group.name}{during}: " + " + ".join([f"{bytes_text(rest.total_bytes)} at its start", *grown])]
 
 
 def _shortage(report: Report) -> list[str]:

@@ -20,6 +20,7 @@ from tolerances import TOLERANCES, assert_close
 
 import piper_jax as piper
 from piper_jax.errors import RuntimeFault
+from piper_jax.lowering.keys import Key
 
 LAYOUT = {"stages": 3, "data": 2, "microbatches": 2}
 FLOAT32 = TOLERANCES["float32"]
@@ -216,3 +217,29 @@ def test_the_same_numbers_every_time(problem: Problem, train: piper.Train) -> No
         state, _ = train.step(state, problem.batch)
         losses.append(float(train.step(state, problem.batch)[1]["loss"]))
     assert losses[0] == losses[1]
+
+
+# -- threads ---------------------------------------------------------------------------------------------------
+def test_programs_of_a_group_run_one_after_another(train: piper.Train) -> None:
+    """On CPU, where several devices wait for each other in collectives, and each that waits holds a thread."""
+    programs = [i for i in train.instructions() if i.program is not None]
+    assert {i.role for i in programs} >= {"compute", "update", "exchange"}
+    for instruction in programs:
+        chained = {Key("token", k.group) for k in (*instruction.reads, *instruction.writes)}
+        assert chained <= {*instruction.reads} & {*instruction.writes}
+
+
+def test_one_device_to_a_group_needs_no_order(problem: Problem) -> None:
+    train = problem.parallelize(strategy(stages=3, microbatches=2))
+    assert not any(k.kind == "token" for i in train.instructions() for k in i.reads)
+
+
+@pytest.mark.full
+def test_more_programs_than_a_device_takes_at_once() -> None:
+    """Steps in flight with collectives inside and across groups: no device may wait for room and hold a thread."""
+    wide = Problem(loss_fn=mean_loss, params=Tower(layers=8, dim=512), batch=tokens(256))
+    train = wide.parallelize(piper.Strategy(pipeline_parallel=4, data_parallel=2, zero_stage=2, num_microbatches=16))
+    state = train.init(wide.params)
+    for _ in range(8):
+        state, metrics = train.step(state, wide.batch)
+    assert np.isfinite(metrics["loss"])
