@@ -22,7 +22,8 @@ from piper_jax.runtime.following import follow
 from piper_jax.runtime.profiling import profile
 from piper_jax.runtime.ready import Ready, accumulator_keys, accumulators, first_gradients, prepare, tokens
 from piper_jax.runtime.state import StateLayout, TrainState, state_layout
-from piper_jax.simulation import Report, measured_report
+from piper_jax.runtime.timing import measure, record
+from piper_jax.simulation import MeasuredCosts, Report, measured_report
 from piper_jax.tracing.source import Source
 from piper_jax.tracing.trace import trace
 
@@ -144,6 +145,27 @@ class Train:
             jax.block_until_ready(given)
             found = profile(ready.context, ready.executor.instructions, given, ready.executor.wanted)
         return measured_report(self.plan, found.spans, memory=found.memory, title=title)
+
+    def measure_costs(self, state: TrainState, batch: Any, rounds: int = 5) -> MeasuredCosts:
+        """Times each distinct program and transfer of a step on its devices; the state is not consumed.
+
+        Args:
+          rounds: timed calls of each, after one that is not counted; the median is kept.
+
+        Returns:
+          Costs for ``piper.simulate(train.plan, costs=...)``: what each takes alone, and how many groups compute at
+          full speed at once where they share processors, as virtual CPU devices do. Other work on the machine counts.
+        """
+        if rounds < 1:
+            raise RuntimeFault(f"measure_costs: rounds={rounds}.", help="time each program once at least: rounds=1.")
+        self._need_optimizer("measure_costs")
+        ready, values = self._for_batch("step", batch)
+        instructions, wanted = ready.executor.instructions, ready.executor.wanted
+        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **zeros(ready.context)}
+        recording = record(instructions, given, wanted)
+        metrics = [recording.results[k] for k in ready.gather.keys]
+        outside = lambda: (ready.placed(values), ready.gather(metrics))  # noqa: E731
+        return measure(self.plan.complete(), instructions, recording, outside, rounds)
 
     # -- reports ---------------------------------------------------------------------------------------
     def instructions(self, batch_size: int | None = None) -> tuple[Instruction, ...]:

@@ -83,8 +83,13 @@ def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardwar
             if roofline is None:
                 raise ConfigError("roofline costs need a hardware profile.", help="simulate(plan, hardware='h100').")
             return roofline
+        case "measured":
+            raise ConfigError(
+                "measured costs are those of a compiled plan.",
+                help="simulate(train.plan, costs=train.measure_costs(state, batch)).",
+            )
         case str():
-            raise ConfigError(f"costs {costs!r} are unknown.", help=suggest(costs, ("unit", "roofline")))
+            raise ConfigError(f"costs {costs!r} are unknown.", help=suggest(costs, ("unit", "roofline", "measured")))
         case _:
             return MeasuredCosts(seconds=costs, fallback=roofline)
 

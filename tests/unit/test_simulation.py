@@ -14,6 +14,7 @@ from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, DeviceGroup, Op, OrderEdge, Recv, Send, Value
 from piper_jax.simulation import Hardware, Level, MeasuredCosts, UnitCosts, simulate
+from piper_jax.simulation.sharing import shared_seconds, sharing_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -169,6 +170,20 @@ def test_devices_that_share_cores_slow_each_other():
     assert simulate(_dag(nodes), hardware=replace(TOY, concurrency=2.0)).makespan == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("concurrency", [0.5, 1.0, 1.3, 2.0, 2.9])
+def test_sharing_is_found_from_how_long_tasks_take_together(concurrency):
+    """What the engine makes of tasks that share ``concurrency`` processors leads back to it."""
+    alone = {"g0": 3.0, "g1": 1.0, "g2": 2.5}
+    dag = _dag([_compute(group, group) for group in alone], groups=tuple(alone))
+    table = {(op, "F"): seconds for op, seconds in alone.items()}
+    together = simulate(dag, costs=MeasuredCosts(seconds=table, num_processors=concurrency)).makespan
+    assert together == pytest.approx(shared_seconds(list(alone.values()), concurrency))
+    if together > 3.0 * 1.02:
+        assert sharing_of(list(alone.values()), together) == pytest.approx(concurrency, rel=1e-3)
+    assert sharing_of(list(alone.values()), 3.0) is None
+    assert sharing_of([], 0.0) is None
+
+
 def test_a_cyclic_order_is_named():
     a, b = _compute("a", "g0"), _compute("b", "g0")
     with pytest.raises(PlanError) as caught:
@@ -199,6 +214,7 @@ def test_a_missing_measurement_is_named():
         ({"hardware": "h10"}, "did you mean 'h100'?"),
         ({"costs": "units"}, "did you mean 'unit'?"),
         ({"costs": "roofline"}, "hardware='h100'"),
+        ({"costs": "measured"}, "train.measure_costs(state, batch)"),
     ],
 )
 def test_unknown_names_are_errors_with_a_suggestion(options, text):

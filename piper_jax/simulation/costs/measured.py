@@ -24,15 +24,21 @@ class MeasuredCosts(CostModel):
       fallback: for nodes that the table lacks; None makes a missing computation an error and communication free.
       num_processors: how many groups compute at full speed at once. None: the costs hold however many groups run,
         because each has its own processor, or because they were measured under contention.
+      outside_seconds: what a step takes besides its nodes, such as placing the batch and gathering metrics. It is no
+        part of a makespan.
     """
 
     seconds: Mapping[CostKey, float] = field(default_factory=dict[CostKey, float])
     fallback: CostModel | None = None
     num_processors: float | None = None
+    outside_seconds: float = 0.0
 
     @classmethod
     def from_timeline(cls, timeline: Iterable[Span], *, fallback: CostModel | None = None) -> MeasuredCosts:
-        """Means over a measured timeline: equal programs share their mean, which their computations share evenly."""
+        """Means over a measured timeline: equal programs share their mean, which their computations share evenly.
+
+        A transfer costs its Send all of its mean.
+        """
         totals: dict[tuple[tuple[str, str | None], ...], list[float]] = {}
         spans = list(timeline)
         for span in spans:
@@ -41,12 +47,13 @@ class MeasuredCosts(CostModel):
         for span in spans:
             durations = totals[_program(span)]
             for node in span.nodes:
-                seconds[node] = sum(durations) / len(durations) / len(span.nodes)
+                shares = 1 if span.kind == "send" else len(span.nodes)
+                seconds[node] = sum(durations) / len(durations) / shares
         return cls(seconds=seconds, fallback=fallback)
 
     def describe(self, passes: Set[str]) -> str:
-        """``"measured"``."""
-        return "measured"
+        """``"measured"``, with the processors that groups share."""
+        return "measured" if self.num_processors is None else f"measured, {self.num_processors:.2f} groups at once"
 
     @property
     def concurrency(self) -> float | None:
