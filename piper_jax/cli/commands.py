@@ -12,6 +12,7 @@ from rich.table import Table
 from piper_jax.cli.boundary import EXIT_FAULT
 from piper_jax.cli.devices import prepare_devices
 from piper_jax.config import Config, config_text
+from piper_jax.errors import ConfigError
 
 if TYPE_CHECKING:
     from piper_jax.ir.filters import Filter
@@ -53,10 +54,17 @@ def plan(config: Config) -> int:
 
 
 def simulate(source: Source, hardware: str | None, costs: str | None, output: Path | None) -> int:
-    """Simulates a plan and prints the report; draws it where ``output`` says so."""
+    """Simulates a plan and prints the report; draws it where ``output`` says so.
+
+    Args:
+      costs: ``measured`` compiles and times the plan on this machine's devices, and prints the real step as well.
+    """
     console = Console()
-    report = _report(_loaded(console, source), source, hardware, costs)
-    _print(console, str(report))
+    if costs == "measured":
+        report = _measured_report(console, source, hardware)
+    else:
+        report = _report(_loaded(console, source), source, hardware, costs)
+        _print(console, str(report))
     if output is not None:
         from piper_jax.visualization import draw
 
@@ -169,6 +177,25 @@ def _report(made: Plan, source: Source, hardware: str | None, costs: str | None)
 
     title = source.stem if isinstance(source, Path) else _title(source)
     return run(made, hardware=hardware, costs=costs, title=title)
+
+
+def _measured_report(console: Console, source: Source, hardware: str | None) -> Report:
+    """Prints and returns the report with costs measured here."""
+    if isinstance(source, Path):
+        raise ConfigError("a saved plan has no programs to measure.", help="give the configuration that it is of.")
+    if hardware is not None:
+        raise ConfigError(
+            f"--hardware {hardware}: measured costs are those of this machine.", help="leave --hardware out."
+        )
+    job = _job(source)
+    made = _planned(console, job)
+    from piper_jax.simulation import simulate as run
+    from piper_jax.train.measuring import measure_job
+
+    found = measure_job(job, made)
+    report = run(made, costs=found.costs, title=_title(source))
+    _print(console, f"{report}\n\n{found.beside(report)}")
+    return report
 
 
 def _filter(text: str) -> Filter:

@@ -63,7 +63,7 @@ def simulate(
     overrides: Overrides = None,
     directive: Directives = None,
     hardware: Annotated[str | None, typer.Option(help="A profile: a100 h100 h200 v5e v5p v6e cpu.")] = None,
-    costs: Annotated[str | None, typer.Option(help="unit or roofline.")] = None,
+    costs: Annotated[str | None, typer.Option(help="unit, roofline, or measured: compiles and times it here.")] = None,
     output: Output = None,
 ) -> None:
     """Simulate a plan: makespan, bubble, busy time and peak bytes of each group."""

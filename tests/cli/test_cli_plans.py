@@ -63,3 +63,20 @@ def test_faults_are_messages(plan_file: str, arguments: tuple[str, ...], code: i
     assert done.exit_code == code, done.output
     assert text in done.output
     assert len(done.output.splitlines()) <= 12
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "text"),
+    [
+        ("plan", ("--costs", "measured"), "a saved plan has no programs to measure"),
+        ("tiny", ("--costs", "measured", "--hardware", "h100"), "measured costs are those of this machine"),
+        ("plan", ("--costs", "measures"), "did you mean 'measured'?"),
+    ],
+)
+def test_costs_that_cannot_be_had_are_messages(
+    plan_file: str, source: str, arguments: tuple[str, ...], text: str
+) -> None:
+    tiny = Path(__file__).resolve().parents[2] / "configs" / "gpt_tiny.yaml"
+    done = CliRunner().invoke(app, ["simulate", plan_file if source == "plan" else str(tiny), *arguments])
+    assert done.exit_code == 2, done.output
+    assert text in done.output

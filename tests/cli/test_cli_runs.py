@@ -69,6 +69,17 @@ def test_check_finds_a_planned_step_equal_to_one_device(overrides: tuple[str, ..
     assert re.search(r"all \d\d equal one device to (2e-05 \(float32\)|0.02 \(bfloat16\))", done.stdout)
 
 
+@pytest.mark.sample
+def test_simulate_measures_and_shows_the_real_step_beside_the_simulated_one(tmp_path: Path):
+    drawing = tmp_path / "measured.json"
+    done = piper("simulate", "configs/gpt_tiny.yaml", "--costs", "measured", "-o", str(drawing))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"1F1B  stages=2 microbatches=4  measured.*makespan=\d", done.stdout)
+    assert re.search(r"real step       \d+\.\d+ m?s, median of 8: ", done.stdout)
+    assert re.search(r"simulated step  \d+\.\d+ m?s, \d+\.\d\d of it: makespan .*, outside the plan ", done.stdout)
+    assert drawing.stat().st_size > 100
+
+
 def test_too_few_devices_are_named_before_anything_is_compiled():
     done = piper("train", "configs/gpt_tiny.yaml", "devices.num_virtual=null")
     assert done.returncode == 1

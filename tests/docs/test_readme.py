@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from piper_jax.cli.main import app
 from piper_jax.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +40,12 @@ def test_example_runs(tmp_path: Path):
     assert (tmp_path / "plan.html").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("command", re.findall(r"^piper \w+ +(configs/.*?)(?: {2,}#.*)?$", README, re.MULTILINE))
+@pytest.mark.parametrize("command", re.findall(r"^piper (\w+ +configs/.*?)(?: {2,}#.*)?$", README, re.MULTILINE))
 def test_commands_are_of_configurations_that_load(command: str):
-    path, *overrides = shlex.split(command)
-    load_config(ROOT / path, overrides)
+    context = get_command(app).make_context("piper", shlex.split(command))
+    name, parse, arguments = get_command(app).resolve_command(context, shlex.split(command))
+    given = parse.make_context(name, arguments).params
+    load_config(ROOT / (given.get("config") or given["source"]), given["overrides"] or ())
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!https?://)([^)#]+)\)", README))
