@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,20 +98,26 @@ def compare(ours: Callable[[], Any], theirs: Callable[[], Any], *, rounds: int, 
     """
     found: list[tuple[Sample, Sample]] = []
     for index in range(rounds):
-        _wait_until_idle()
+        wait_until_idle()
         if index % 2:
-            second = _sample(theirs, calls)
-            found.append((_sample(ours, calls), second))
+            second = sample(theirs, calls)
+            found.append((sample(ours, calls), second))
         else:
-            first = _sample(ours, calls)
-            found.append((first, _sample(theirs, calls)))
+            first = sample(ours, calls)
+            found.append((first, sample(theirs, calls)))
+    return comparison(found)
+
+
+def comparison(found: Sequence[tuple[Sample, Sample]]) -> Comparison:
+    """The quiet ones of some rounds; all of them if fewer than three are quiet."""
     quiet = [pair for pair in found if max(s.foreign_share for s in pair) <= QUIET_SHARE]
     kept = quiet if len(quiet) >= 3 else found
     a, b = zip(*kept, strict=True)
-    return Comparison(ours=a, theirs=b, num_rounds=rounds, quiet=kept is quiet)
+    return Comparison(ours=a, theirs=b, num_rounds=len(found), quiet=kept is quiet)
 
 
-def _sample(call: Callable[[], Any], calls: int) -> Sample:
+def sample(call: Callable[[], Any], calls: int = 1) -> Sample:
+    """Runs ``call`` ``calls`` times, each until the values that it returns are there."""
     busy, cpu, start = _busy_seconds(), time.process_time(), time.perf_counter()
     for _ in range(calls):
         jax.block_until_ready(call())
@@ -120,7 +126,8 @@ def _sample(call: Callable[[], Any], calls: int) -> Sample:
     return Sample(seconds=seconds / calls, cpu_seconds=cpu_seconds / calls, foreign_share=max(0.0, foreign))
 
 
-def _wait_until_idle() -> None:
+def wait_until_idle() -> None:
+    """Returns when other processes take less than a tenth of the machine, or after 10 seconds."""
     end = time.monotonic() + LONGEST_WAIT_SECONDS
     while STAT.exists() and time.monotonic() < end:
         busy = _busy_seconds()
