@@ -170,7 +170,9 @@ def _seconds_together(calls: Sequence[Call], turns: int) -> float:
     def run() -> list[Any]:
         last: dict[Key, Any] = {}
         for copies, call in zip(spare, [*calls] * turns, strict=True):
-            reads, writes, arrays = call.instruction.reads, call.instruction.writes, list(call.arrays)
+            reads, writes = call.instruction.reads, call.instruction.writes
+            handed_on = zip(reads, call.arrays, strict=True)
+            arrays = [last.get(key, a) if key.kind == "token" else a for key, a in handed_on]
             for position, k in enumerate(call.overwritten):
                 arrays[k] = copies[position] if copies else owned[reads[k]]
             last.update(zip(writes, call.instruction.call(*arrays), strict=True))

@@ -161,7 +161,7 @@ class Train:
         self._need_optimizer("measure_costs")
         ready, values = self._for_batch("step", batch)
         instructions, wanted = ready.executor.instructions, ready.executor.wanted
-        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **zeros(ready.context)}
+        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **self._fresh(ready)}
         recording = record(instructions, given, wanted)
         metrics = [recording.results[k] for k in ready.gather.keys]
         outside = lambda: (ready.placed(values), ready.gather(metrics))  # noqa: E731
