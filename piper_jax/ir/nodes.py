@@ -94,7 +94,9 @@ class Op:
       residual_bytes: kept from forward for backward: saved intermediates and the values of other operations that the
         backward reads, without parameters and batch inputs.
       reads: state buckets read.  batch_inputs: paths of batch leaves read.
-      has_backward: False where nothing trainable is upstream.  splittable: BI and BW can be separate.
+      has_backward: False where nothing trainable is upstream.
+      splittable: BI and BW can be separate.  whole_because: why not.
+      kept_whole: an order lists its BI and BW, and has its B in place of BI, since it is not splittable.
       remat: name of a ``jax.checkpoint`` policy, or None to save all residuals.
       shard_axis: mesh axis over which the region's experts are sharded, or None.
       replica_means: all_reduces over the replicas inside each forward and each backward (``mean_over_replicas``); they
@@ -116,6 +118,8 @@ class Op:
     batch_inputs: tuple[str, ...] = ()
     has_backward: bool = True
     splittable: bool = True
+    whole_because: str = ""
+    kept_whole: bool = False
     remat: str | None = None
     shard_axis: str | None = None
     shard_stream: str = "compute"

@@ -45,6 +45,16 @@ def selection_text(dag: Dag, filter: Filter) -> str:
     return "\n".join(lines)
 
 
+def whole_lines(dag: Dag) -> list[str]:
+    """Operations whose backward is in one piece though an order asks for BI and BW, and why; no line without any."""
+    kept = [op for op in dag.ops.values() if op.kept_whole]
+    rows = [
+        f"  {op.name}" + (f" at {op.source}" if op.source else "") + f": {op.whole_because or 'it is not splittable'}"
+        for op in kept
+    ]
+    return ["whole backwards, in place of BI and BW", *rows] if kept else []
+
+
 def group_text(group: DeviceGroup) -> str:
     """``g0: devices 0-3, data=2 expert=2``."""
     ids = group.devices

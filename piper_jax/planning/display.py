@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from piper_jax.ir.nodes import Compute
-from piper_jax.ir.text import group_text, order_rows
+from piper_jax.ir.text import group_text, order_rows, whole_lines
 
 if TYPE_CHECKING:
     from piper_jax.planning.plan import Plan
@@ -20,6 +20,7 @@ def plan_text(plan: Plan) -> str:
     if plan.history:
         lines += ["directives", *_shortened([f"  {record}" for record in plan.history])]
     lines += _group_lines(plan) if _is_placed(plan) else _stage_lines(plan)
+    lines += _shortened(whole_lines(plan.dag))
     return "\n".join(lines)
 
 

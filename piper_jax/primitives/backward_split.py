@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from piper_jax.errors import DirectiveError
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.filters import Filter, Where, leaves, under
+from piper_jax.ir.filters import Filter, Where, leaves, selects, under
 from piper_jax.ir.forward import ForwardMap, Rewritten
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute, DataEdge, Node, OrderEdge, Value
-from piper_jax.ir.selection import index_of, paths_of
+from piper_jax.ir.selection import found, index_of, keep_index, paths_of, select
 
 
 def split_backwards(dag: Dag, filters: Iterable[Filter]) -> Rewritten:
@@ -22,18 +21,14 @@ def split_backwards(dag: Dag, filters: Iterable[Filter]) -> Rewritten:
 
         F --residuals--> B --cotangent--> ...      -->   F --residuals--> BI --cotangent--> ...
                          B --gradient--> U                               BI --weight residuals--> BW --gradient--> U
+
+    An operation that is not splittable keeps its B, and is marked ``kept_whole``.
     """
-    meant = _meant(dag, filters)
+    named = _meant(dag, filters, ("BI", "BW"))
+    dag = _marked(dag, {node.op for node in named if not dag.ops[node.op].splittable})
+    meant = [node for node in named if dag.ops[node.op].splittable]
     if not meant:
         return Rewritten(dag)
-    for node in meant:
-        op = dag.ops[node.op]
-        if not op.splittable:
-            raise DirectiveError(
-                f"{node}: the backward of {op.name} cannot be split into BI and BW.",
-                detail=(f"defined at {op.source}",) if op.source else (),
-                help='list PASS="B" for it.',
-            )
     halves = {n: (n._replace(PASS="BI"), n._replace(PASS="BW")) for n in meant}
     nodes: dict[NodeId, Node] = {}
     for name, node in dag.nodes.items():
@@ -55,17 +50,57 @@ def split_backwards(dag: Dag, filters: Iterable[Filter]) -> Rewritten:
     return Rewritten(rewritten, ForwardMap(changed=halves))
 
 
-def _meant(dag: Dag, filters: Iterable[Filter]) -> dict[NodeId, None]:
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Backwards that stay whole, though filters name halves of them: those of which BI is named, and BW."""
+
+    inputs: Mapping[NodeId, None]
+    weights: Mapping[NodeId, None]
+
+
+def whole_backwards(dag: Dag, filters: Sequence[Filter]) -> Whole:
+    """What of ``dag``, in which the others are split, stays whole."""
+    if not any(op.kept_whole for op in dag.ops.values()):
+        return Whole({}, {})
+    return Whole(_meant(dag, filters, ("BI",)), _meant(dag, filters, ("BW",)))
+
+
+def select_in_halves(dag: Dag, filter: Filter, whole: Whole) -> Collection[NodeId]:
+    """The nodes that ``filter`` selects, where a backward that stays whole counts as its own BI and has no BW.
+
+    Raises:
+      FilterError: nothing matches, not even a BW that is left out.
+    """
+    if not whole.inputs and not whole.weights:
+        return select(dag, filter)
+    if isinstance(filter, Where):
+        chosen = dict.fromkeys((*found(dag, filter), *_meant(dag, (filter,), ("BI",))))
+    else:
+        counted = ((n, n._replace(PASS="BI") if n in whole.inputs else n) for n in index_of(dag).ids)
+        chosen = [n for n, known in counted if selects(filter, known, lambda node: paths_of(dag, node))]
+    left_out = not chosen and any(n in whole.weights for n in _meant(dag, (filter,), ("BW",)))
+    return chosen if chosen or left_out else select(dag, filter)
+
+
+def _marked(dag: Dag, whole: Collection[str]) -> Dag:
+    if not whole:
+        return dag
+    ops = {name: replace(op, kept_whole=True) if name in whole else op for name, op in dag.ops.items()}
+    return keep_index(dag, replace(dag, ops=ops))
+
+
+def _meant(dag: Dag, filters: Iterable[Filter], passes: Sequence[str]) -> dict[NodeId, None]:
+    """Whole backwards whose halves, of those in ``passes``, a filter names."""
     index = index_of(dag)
     meant: dict[NodeId, None] = {}
     for filter in filters:
         for leaf in leaves(filter) if not isinstance(filter, Where) else (filter,):
-            if leaf.PASS is None or not ("BI" in leaf.PASS or "BW" in leaf.PASS):
+            if leaf.PASS is None or not any(name in leaf.PASS for name in passes):
                 continue
             whole = replace(leaf, PASS=("B",))
             for node in index.candidates(whole):
-                found = node.PASS == "B" and whole.admits_id(node)
-                if found and (leaf.path is None or under(leaf.path, paths_of(dag, node))):
+                is_meant = node.PASS == "B" and whole.admits_id(node)
+                if is_meant and (leaf.path is None or under(leaf.path, paths_of(dag, node))):
                     meant[node] = None
     return meant
 

@@ -73,6 +73,7 @@ def _merged_op(name: str, together: Sequence[Op]) -> Op:
             f"cut merges {together[0].name} and {together[-1].name}, which have different remat policies.",
             help="call plan.remat(...) after plan.cut(...).",
         )
+    splittable = {op.splittable for op in together if op.has_backward} != {False}
     return replace(
         together[0],
         name=name,
@@ -86,7 +87,8 @@ def _merged_op(name: str, together: Sequence[Op]) -> Op:
         reads=tuple(dict.fromkeys(bucket for op in together for bucket in op.reads)),
         batch_inputs=tuple(dict.fromkeys(path for op in together for path in op.batch_inputs)),
         has_backward=any(op.has_backward for op in together),
-        splittable=all(op.splittable for op in together),
+        splittable=splittable,
+        whole_because="" if splittable else next((op.whole_because for op in together if op.whole_because), ""),
         needs_weight=any(op.needs_weight for op in together),
     )
 

@@ -14,8 +14,8 @@ from piper_jax.ir.filters import Filter, Where
 from piper_jax.ir.forward import Rewritten
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute
-from piper_jax.ir.selection import found, keep_index, require_filter, select
-from piper_jax.primitives.backward_split import split_backwards
+from piper_jax.ir.selection import found, keep_index, require_filter
+from piper_jax.primitives.backward_split import Whole, select_in_halves, split_backwards, whole_backwards
 
 
 def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
@@ -25,7 +25,8 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
     hide the communication of one member under the compute of another. A filter that selects nodes of several groups
     makes a slot on each. The backward passes of frozen operations, which have none, are left out of the slots that list
     them. Nodes that no slot names run as early as their edges allow. ``PASS="BI"`` and ``"BW"`` split
-    that backward pass into the part for inputs and the part for weights (zero bubble, arXiv 2401.10241). ::
+    that backward pass into the part for inputs and the part for weights (zero bubble, arXiv 2401.10241). Where an
+    operation is not splittable, its whole B takes the place of BI, and that of BW is left out. ::
 
         g0: F[PP=0,MB=0], F[PP=0,MB=1], B[PP=0,MB=0], B[PP=0,MB=1] in any order that the edges allow
         -->  order([where(MB=0, PASS="F"), (where(MB=1, PASS="F"), where(MB=0, PASS="B")), where(MB=1, PASS="B")])
@@ -34,8 +35,8 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
     A second ``order`` continues after the first.
 
     Raises:
-      DirectiveError: a node without a group, a node in two slots, members of one slot on different groups, a backward
-        that cannot be split, or an order that closes a cycle (which is printed).
+      DirectiveError: a node without a group, a node in two slots, members of one slot on different groups, BW without
+        BI of a backward that cannot be split, or an order that closes a cycle (which is printed).
       FilterError: a filter selects nothing.
     """
     if not isinstance(cast(object, slots), list | tuple):
@@ -44,11 +45,13 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
     for filter in (filter for slot in listed for filter in slot):
         require_filter(filter)
     listed = _without_absent(dag, listed)
-    dag, forward = split_backwards(dag, [filter for slot in listed for filter in slot])
+    filters = [filter for slot in listed for filter in slot]
+    dag, forward = split_backwards(dag, filters)
+    whole = whole_backwards(dag, filters)
     taken = {node: f"slot {i} of an earlier order" for i, slot in enumerate(dag.slots) for node in slot.nodes}
     new: list[Slot] = []
     for number, slot in enumerate(listed):
-        for group, members in _by_group(dag, number, slot).items():
+        for group, members in _by_group(dag, number, slot, whole).items():
             for node in members:
                 if node in taken:
                     raise DirectiveError(
@@ -59,6 +62,7 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
                     )
                 taken[node] = f"slot {number}"
             new.append(Slot(group=group, nodes=members))
+    _require_listed(dag, whole.weights, taken)
     ordered = keep_index(dag, replace(dag, slots=(*dag.slots, *new)))
     _require_acyclic(ordered, first_new=len(dag.slots))
     return Rewritten(ordered, forward)
@@ -80,13 +84,29 @@ def _means_absent(dag: Dag, filter: Filter, frozen: Collection[str]) -> bool:
     return bool(forwards) and all(node.op in frozen for node in forwards)
 
 
-def _by_group(dag: Dag, number: int, slot: tuple[Filter, ...]) -> dict[str, tuple[NodeId, ...]]:
+def _require_listed(dag: Dag, whole: Collection[NodeId], listed: Collection[NodeId]) -> None:
+    """A backward that stays whole is in the order, where that names its BW."""
+    for node in whole:
+        if node not in listed:
+            op = dag.ops[node.op]
+            raise DirectiveError(
+                f"{node}: the backward of {op.name} stays whole, so it has no BW.",
+                detail=[text for text in (op.whole_because, op.source and f"defined at {op.source}") if text],
+                help='list PASS="BI" of it too, in whose place all of it runs, or PASS="B".',
+                node=node,
+            )
+
+
+def _by_group(dag: Dag, number: int, slot: tuple[Filter, ...], whole: Whole) -> dict[str, tuple[NodeId, ...]]:
     """The nodes of one slot on each group that it concerns."""
     groups: dict[str, list[NodeId]] = {}
-    seen: list[set[str]] = []
+    seen: list[tuple[Filter, set[str]]] = []
     for filter in slot:
-        seen.append(set())
-        for node in select(dag, filter):
+        on: set[str] = set()
+        chosen = select_in_halves(dag, filter, whole)
+        if chosen:
+            seen.append((filter, on))
+        for node in chosen:
             found = dag.nodes[node]
             if not isinstance(found, Compute):
                 raise DirectiveError(
@@ -96,11 +116,11 @@ def _by_group(dag: Dag, number: int, slot: tuple[Filter, ...]) -> dict[str, tupl
             if found.group is None:
                 raise DirectiveError(f"slot {number}: {node} has no group yet.", help="call plan.place(...) first.")
             groups.setdefault(found.group, []).append(node)
-            seen[-1].add(found.group)
-    if any(on != seen[0] for on in seen):
+            on.add(found.group)
+    if any(on != seen[0][1] for _, on in seen):
         raise DirectiveError(
             f"slot {number}: its members are on different groups, so they cannot overlap.",
-            detail=(f"{filter} is on {', '.join(sorted(on))}" for filter, on in zip(slot, seen, strict=True)),
+            detail=(f"{filter} is on {', '.join(sorted(on))}" for filter, on in seen),
             help="list them as separate slots, or place them on one group.",
         )
     return {group: tuple(members) for group, members in groups.items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Compute
+from piper_jax.ir.text import whole_lines
 from piper_jax.simulation.report import GroupMemory, GroupReport, Report, Span
 from piper_jax.simulation.topology import compute_groups
 
@@ -55,6 +56,7 @@ def assemble(dag: Dag, found: Findings, heading: Heading) -> Report:
         timeline=tuple(found.spans),
         critical_path=tuple(found.critical_path),
         sources={op.name: "  ".join(filter(None, (op.path, op.source))) for op in dag.ops.values()},
+        notes=tuple(whole_lines(dag)),
     )
 
 

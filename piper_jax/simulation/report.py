@@ -106,6 +106,7 @@ class Report:
       critical_path: spans that end just when the next one starts; shortening none of them leaves the makespan.
       device_bytes: memory of one device, if the hardware is known.
       sources: module path and source line of each op, for display.
+      notes: further lines of text, such as which backwards stay whole under an order of halves.
     """
 
     title: str
@@ -120,6 +121,7 @@ class Report:
     critical_path: tuple[Span, ...] = ()
     device_bytes: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

@@ -22,7 +22,7 @@ def summary_text(report: Report) -> str:
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
     shown = lines if len(rows) <= MAX_ROWS else [*lines[: 1 + MAX_ROWS], f"... {len(rows) - MAX_ROWS} more groups"]
-    return "\n".join([heading_text(report), *shown, *_largest_peak(report), *_shortage(report)])
+    return "\n".join([heading_text(report), *shown, *_largest_peak(report), *_notes(report), *_shortage(report)])
 
 
 def _largest_peak(report: Report) -> list[str]:
@@ -36,6 +36,10 @@ def _largest_peak(report: Report) -> list[str]:
     added = [(getattr(peak, kind) - getattr(rest, kind), kind) for kind in MEMORY_KINDS]
     grown = [f"{bytes_text(n)} {GROWN.get(kind, kind)}" for n, kind in sorted(added, reverse=True) if n > 0]
     return [f"peak on {group.name}{during}: " + " + ".join([f"{bytes_text(rest.total_bytes)} at its start", *grown])]
+
+def _notes(report: Report) -> list[str]:
+    notes = report.notes
+    return list(notes) if len(notes) <= MAX_ROWS else [*notes[:MAX_ROWS], f"  ... {len(notes) - MAX_ROWS} more"]
 
 
 def _shortage(report: Report) -> list[str]:
@@ -54,6 +58,8 @@ def summary_html(report: Report) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[:MAX_ROWS])
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    if report.notes:
+        table += f"<pre>{escape(chr(10).join(_notes(report)))}</pre>"
     try:
         image = base64.b64encode(png_bytes(report)).decode()
     except ConfigError:

@@ -312,13 +312,14 @@ def overlapping_on_different_groups():
 
 
 @case("""
-    order[1] at test_directive_errors.py:LINE: B[PP=0] fused: the backward of fused cannot be split into BI and BW.
+    order[1] at test_directive_errors.py:LINE: B[PP=0] fused: the backward of fused stays whole, so it has no BW.
+        one kernel gives both
         defined at model.py:7
-    help: list PASS="B" for it.
+    help: list PASS="BI" of it too, in whose place all of it runs, or PASS="B".
 """)
 def a_backward_in_one_piece():
-    plan = traced([op("fused", 0, splittable=False, source="model.py:7")], []).place(where(), group=0)
-    plan.order([where(PASS="BI"), where(PASS="BW")])
+    fused = op("fused", 0, splittable=False, whole_because="one kernel gives both", source="model.py:7")
+    traced([fused], []).place(where(), group=0).order([where(PASS="F"), where(PASS="BW")])
 
 
 @case("""

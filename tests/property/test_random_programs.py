@@ -24,7 +24,7 @@ FEW = settings(max_examples=60, deadline=None)
 
 @st.composite
 def models(draw) -> Plan:
-    """A chain of units with skips, tied and frozen state, and now and then an expert region in a unit."""
+    """A chain of units with skips, tied and frozen state, now and then an expert region or a backward in one piece."""
     num_units = draw(st.integers(1, 6))
     ops, flows, last = [], [], None
     for i in range(num_units):
@@ -34,7 +34,8 @@ def models(draw) -> Plan:
             full = f"layers.{i}.{name}"
             state = (f"{full}.kernel",) if name == "experts" else reads
             flops = draw(st.integers(0, 100))
-            ops.append(op(full, i, EP=0 if name == "experts" else None, reads=state, flops_forward=flops))
+            fields = {"flops_forward": flops, "splittable": draw(st.integers(0, 4)) > 0}
+            ops.append(op(full, i, EP=0 if name == "experts" else None, reads=state, **fields))
             if last is not None:
                 flows.append((last, full, f"v.{last}"))
             last = full
@@ -138,14 +139,19 @@ def random_slots(plan: Plan, random: Random) -> list[Filter | tuple[Filter, ...]
     return slots
 
 
-def some_passes(slots: list[Filter | tuple[Filter, ...]], random: Random) -> list[Filter]:
-    """Some passes of some operations in all microbatches, none fused: what is left out may lie between them."""
+def some_passes(plan: Plan, slots: list[Filter | tuple[Filter, ...]], random: Random) -> list[Filter]:
+    """Some passes of some operations in all microbatches, none fused: what is left out may lie between them.
+
+    Where a backward stays whole, its BW is not named without its BI.
+    """
     keep: dict[tuple[object, str], bool] = {}
 
     def is_kept(filter: Filter) -> bool:
         assert isinstance(filter, Where)
         assert filter.PASS is not None
-        name = "B" if filter.PASS == ("BI",) else filter.PASS[0]
+        assert filter.path is not None
+        splits = plan.dag.ops[filter.path[0]].splittable
+        name = "B" if filter.PASS == ("BI",) or (filter.PASS == ("BW",) and not splits) else filter.PASS[0]
         return keep.setdefault((filter.path, name), random.random() < 0.5)
 
     listed = [filter for slot in slots for filter in (slot if isinstance(slot, tuple) else (slot,))]
@@ -158,7 +164,7 @@ def programs(draw) -> Plan:
     plan, sharded = draw(placed()), draw(st.booleans())
     random = Random(draw(st.integers(0, 10**6)))
     slots = random_slots(plan, random)
-    kept = slots if draw(st.booleans()) else some_passes(slots, random)
+    kept = slots if draw(st.booleans()) else some_passes(plan, slots, random)
     directives = draw(attributes())
     if draw(st.booleans()):
         return with_attributes(plan.order(kept), directives, sharded)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from traced_dags import chain, experts, op, tied, traced
 
-from piper_jax import where
+from piper_jax import simulate, where
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import DeviceGroup, Replication
 from piper_jax.ir.rules import check
@@ -176,6 +176,52 @@ def test_naming_halves_splits_just_those_backwards():
         NodeId("layers.1", "BI", 1, None, 0),
         NodeId("layers.1", "BW", 1, None, 0),
     )
+
+
+def whole_middle():
+    """Three placed layers and two microbatches; the backward of the second layer is in one piece."""
+    ops = [op(f"layers.{i}", i, splittable=i != 1, source=f"m.py:{i}", whole_because="a kernel") for i in range(3)]
+    plan = traced(ops, [("layers.0", "layers.1", "x"), ("layers.1", "layers.2", "y")])
+    return plan.split(where(), num_microbatches=2).place(where(), group=0)
+
+
+HALVES = [where(PASS="F"), *(where(PASS=p, PP=s) for s in (2, 1, 0) for p in ("BI", "BW"))]
+
+
+def test_a_backward_that_cannot_be_split_stays_whole_alone_and_visibly():
+    plan = whole_middle().order(HALVES).check()
+    passes = {(node.PP, node.PASS) for node in plan.dag.nodes if node.PASS in ("B", "BI", "BW")}
+    assert passes == {(0, "BI"), (0, "BW"), (1, "B"), (2, "BI"), (2, "BW")}
+    assert [[(n.PASS, n.PP, n.MB) for n in slot.nodes] for slot in plan.dag.slots][2:4] == [
+        [("BW", 2, 0), ("BW", 2, 1)],
+        [("B", 1, 0), ("B", 1, 1)],
+    ]
+    assert len(plan.dag.slots) == 6
+    for text in (str(plan), str(simulate(plan))):
+        assert "whole backwards, in place of BI and BW\n  layers.1 at m.py:1: a kernel" in text
+        assert "layers.0 at" not in text
+
+
+def test_an_order_of_whole_backwards_says_nothing_about_them():
+    plan = whole_middle().order([where(PASS="F"), where(PASS="B")])
+    assert "whole backwards" not in str(plan) + str(simulate(plan))
+
+
+def test_filters_of_halves_combine_where_a_backward_stays_whole():
+    """It counts as its own BI in a filter, a combination of filters, and an overlap slot."""
+    listed = [
+        where(PASS="F"),
+        where(PASS="BI", PP=2) | where(PASS="BW", PP=2),
+        (where(PASS="BI", PP=1, MB=0), where(PASS="BW", PP=1, MB=0)),
+        where(PASS="B") & where("layers.1", MB=1),
+        where(PP=0) & ~where(PASS="F"),
+    ]
+    plan = whole_middle().order(listed).check()
+    assert [{(str(n.PASS), n.PP) for n in slot.nodes} for slot in plan.dag.slots] == [
+        {("F", 0), ("F", 1), ("F", 2)}, {("BI", 2), ("BW", 2)}, {("B", 1)}, {("B", 1)}, {("B", 0)},
+    ]  # fmt: skip
+    plan = whole_middle().order([where(PASS="F"), where(PASS="BI")]).order([where(PASS="BW")]).check()
+    assert len([n for n in plan.dag.slots[2].nodes if n.PP == 1]) == 0
 
 
 def test_a_second_order_continues_after_the_first():
