@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -19,6 +19,8 @@ from piper_jax.ir.selection import is_split
 from piper_jax.planning.completion import complete
 from piper_jax.planning.history import Applied, earlier, user_line
 from piper_jax.primitives import PRIMITIVES
+
+SPLIT_FIELDS = ("splittable", "whole_because")
 
 
 class Source(Protocol):
@@ -198,7 +200,7 @@ class Plan:
         except (DirectiveError, FilterError) as error:
             self._raise_located(error, record)
         if record.name in ("cut", "remat"):
-            dag = _with_costs(dag, self.source)
+            dag = _with_costs(dag, self.source, kept=SPLIT_FIELDS if record.name == "remat" else ())
         return replace(self, dag=dag, history=(*self.history, record), forward=self.forward.then(forward))
 
     def _raise_located(self, error: DirectiveError | FilterError, record: Applied) -> NoReturn:
@@ -214,12 +216,18 @@ class Plan:
         raise type(error)(what, detail=detail, help=error.help, **error.data) from None
 
 
-def _with_costs(dag: Dag, source: Source) -> Dag:
-    """Counts costs of merged or rematerialized operations anew: residuals are not the sum of those of the parts."""
+def _with_costs(dag: Dag, source: Source, kept: Collection[str] = ()) -> Dag:
+    """Counts costs of merged or rematerialized operations anew: residuals are not the sum of those of the parts.
+
+    Whether a backward is split is no matter of remat, which may come after the order: these fields are ``kept``.
+    """
     costs = source.op_costs([(op.units, op.remat) for op in dag.ops.values()])
     if costs is None:
         return dag
-    ops = {name: replace(op, **known) for (name, op), known in zip(dag.ops.items(), costs, strict=True)}
+    ops = {
+        name: replace(op, **{field: value for field, value in known.items() if field not in kept})
+        for (name, op), known in zip(dag.ops.items(), costs, strict=True)
+    }
     residuals = {f"residuals {name}": op.residual_bytes for name, op in ops.items()}
     values = {
         name: replace(value, nbytes=residuals[name], shape=(residuals[name],)) if name in residuals else value

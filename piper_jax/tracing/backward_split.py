@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from piper_jax.tracing.flat import Flat
+from piper_jax import _jax_compat
+from piper_jax.tracing.costs import total_flops
+from piper_jax.tracing.flat import Flat, FlatEqn
+
+USELESS = 0.1
+"""Where equations give cotangents and gradients at once, BW must have more than this share of their operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,33 @@ def split_backward(backward: Flat, num_cotangents: int, num_state: int) -> Halve
         for_weights=replace(backward, eqns=tuple(rest), inputs=(*backward.inputs, *crossing), outputs=gradients),
         crossing=crossing,
     )
+
+
+def whole_because(halves: Halves) -> str:
+    """Why a backward is better left whole; nothing where splitting it leaves BW something to do.
+
+    One equation is never divided: a loop (``scan``), a branch (``cond``) or a kernel that gives cotangents and
+    gradients at once is all in BI, which then has finished gradients to keep until BW adds them up. What ``jax.jit``,
+    ``jax.checkpoint`` and the backward function of a ``custom_vjp`` hold is in the open, and divides.
+    """
+    bi, bw = halves.for_inputs, halves.for_weights
+    if not bw.outputs:
+        return "it has no trainable parameters"
+    work = total_flops(bw.eqns)
+    both = _giving_both(halves)
+    if both and work <= USELESS * total_flops(both):
+        name, line = both[0].name, _jax_compat.user_line(both[0].eqn)
+        return f"one `{name}`{f' at {line}' if line else ''} gives cotangents and gradients"
+    return "" if work or not bi.eqns else "its gradients take no operations of their own"
+
+
+def _giving_both(halves: Halves) -> list[FlatEqn]:
+    """Equations of BI of whose results BI uses some, or none, and others are for BW alone; the dearest first."""
+    bi = halves.for_inputs
+    inside = _reads(bi.eqns, bi.outputs[: len(bi.outputs) - len(halves.crossing)])
+    later = _reads(halves.for_weights.eqns, halves.for_weights.outputs) - inside
+    found = [e for e in bi.eqns if len(e.outputs) > 1 and later.intersection(e.outputs)]
+    return sorted(found, key=lambda e: -total_flops([e]))
 
 
 def _reads(eqns: Iterable, outputs: Iterable) -> set[int]:

@@ -1,9 +1,10 @@
-"""What a unit costs: FLOPs of its passes, bytes of its residuals, collectives inside it."""
+"""What a unit costs: FLOPs of its passes, bytes of its residuals, collectives inside it; whether BI and BW divide."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from piper_jax.tracing.backward_split import whole_because
 from piper_jax.tracing.chunk import Chunk
 from piper_jax.tracing.costs import total_flops
 from piper_jax.tracing.loss_program import LossProgram
@@ -25,7 +26,7 @@ def signature(program: LossProgram, part: Chunk) -> Any:
 
 
 def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> dict[str, Any]:
-    """The cost fields of an ``Op``, for the whole batch."""
+    """The cost fields of an ``Op``, for the whole batch, and whether its backward can be split."""
     built = passes(program, part, remat)
     forward = {"flops_forward": total_flops(built.evaluate.eqns)}
     means = sum(e.is_replica_mean for e in built.evaluate.eqns)
@@ -36,8 +37,11 @@ def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> d
     first_external = len(built.evaluate.inputs) - len(part.externals)
     kept = [v for v in built.backward.inputs[first_external : len(built.evaluate.inputs)] if v in used]
     size = sum(nbytes(built.forward.avals[v]) for v in residuals if isinstance(v, int))
+    because = whole_because(built.halves)
     return {
         **forward,
+        "splittable": not because,
+        "whole_because": because,
         "flops_backward_input": total_flops(built.halves.for_inputs.eqns),
         "flops_backward_weight": total_flops(built.halves.for_weights.eqns),
         "residual_bytes": size + sum(nbytes(built.backward.avals[v]) for v in kept),

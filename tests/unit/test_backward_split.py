@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from piper_jax.tracing.chunk import chunks
+import piper_jax as piper
+from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.costs import total_flops
+from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.passes import Passes, passes
 from piper_jax.tracing.trace import trace
+from piper_jax.tracing.unit_costs import unit_costs
 
 WIDTH, ROWS = 4, 6
 
@@ -102,3 +105,116 @@ def test_recompute_happens_once_under_remat() -> None:
     assert again.halves is not None
     tanhs = [sum(e.name == "tanh" for e in h.eqns) for h in (again.halves.for_inputs, again.halves.for_weights)]
     assert tanhs == [2, 0]
+
+
+# -- what is better left whole -------------------------------------------------------------------------------
+@jax.custom_vjp
+def product(weight, x):
+    return x @ weight
+
+
+product.defvjp(lambda w, x: (x @ w, (w, x)), lambda kept, g: (kept[1].T @ g, g @ kept[0].T))
+
+
+@jax.custom_vjp
+def kernel(weight, x):
+    return x @ weight
+
+
+def kernel_backward(kept, g):
+    both = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in kept)
+    return jax.pure_callback(lambda w, x, g: (x.T @ g, g @ w.T), both, *kept, g)
+
+
+kernel.defvjp(lambda w, x: (x @ w, (w, x)), kernel_backward)
+
+
+def with_cond(weight, x):
+    return jax.lax.cond(x.sum() > 0, lambda: jnp.tanh(x @ weight), lambda: x @ weight)
+
+
+def over_stacked_layers(weight, x):
+    return jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, jnp.stack([weight, 2 * weight]))[0]
+
+
+def scan_and_dense(weight, x):
+    return dense(weight, with_scan(weight, dense(weight, x)))
+
+
+def without_parameters(weight, x):
+    return jnp.tanh(x) * jax.lax.stop_gradient(weight).sum()
+
+
+WHOLE = {
+    "dense": (dense, ""),
+    "plain custom_vjp": (product, ""),
+    "checkpoint": (jax.checkpoint(dense), ""),
+    "jit": (jax.jit(dense), ""),
+    "scan and dense": (scan_and_dense, ""),
+    "scan": (with_scan, "`scan`"),
+    "stacked layers": (over_stacked_layers, "`scan`"),
+    "checkpointed scan": (jax.checkpoint(with_scan), "`scan`"),
+    "cond": (with_cond, "`cond`"),
+    "kernel": (kernel, "`pure_callback`"),
+    "frozen": (without_parameters, "no trainable parameters"),
+}
+
+
+def middle_of_three(layer) -> tuple[LossProgram, Chunk]:
+    def loss(params, batch):
+        x = batch
+        for k, weight in enumerate(params):
+            with piper.annotate("PP"):
+                x = x + (layer if k == 1 else dense)(weight, x)
+        return (x**2).mean()
+
+    source = piper.trace(loss, [jnp.eye(WIDTH)] * 3, jnp.ones((ROWS, WIDTH))).source
+    return source.program, chunks(source.program, source.units, [[0], [1], [2]])[1]
+
+
+@pytest.mark.parametrize("remat", [None, "nothing_saveable"])
+@pytest.mark.parametrize("name", list(WHOLE))
+def test_what_stays_whole_and_why(name: str, remat: str | None) -> None:
+    layer, expected = WHOLE[name]
+    costs = unit_costs(*middle_of_three(layer), remat)
+    found = costs["whole_because"]
+    assert expected in found
+    assert bool(expected) == bool(found) == (not costs["splittable"])
+    if "`" in expected:
+        assert costs["flops_backward_weight"] < 0.1 * costs["flops_backward_input"]
+        assert "test_backward_split.py:" in found or name == "kernel"
+
+
+def test_a_first_stage_that_only_looks_up_leaves_all_to_the_second_half() -> None:
+    """Its BI is empty and takes no time, and its BW fills the bubble as any other: no reason to keep it whole."""
+
+    def loss(params, batch):
+        with piper.annotate("PP"):
+            x = params["table"][batch]
+        with piper.annotate("PP"):
+            return (dense(params["weight"], x) ** 2).mean()
+
+    params = {"table": jnp.ones((5, WIDTH)), "weight": jnp.eye(WIDTH)}
+    first, second = piper.trace(loss, params, jnp.zeros((ROWS,), jnp.int32)).dag.ops.values()
+    assert (first.splittable, first.flops_backward_input) == (True, 0)
+    assert first.flops_backward_weight > 0
+    assert (second.splittable, second.whole_because) == (True, "")
+
+
+def test_stages_are_judged_as_they_are_cut() -> None:
+    """A unit that would stay whole alone is split together with others, and remat changes nothing about it."""
+
+    def loss(params, batch):
+        x = batch
+        for k, weight in enumerate(params):
+            with piper.annotate("PP"):
+                x = x + (with_scan if k == 1 else dense)(weight, x)
+        return (x**2).mean()
+
+    plan = piper.trace(loss, [jnp.eye(WIDTH)] * 6, jnp.ones((ROWS, WIDTH)))
+    assert [op.splittable for op in plan.dag.ops.values()] == [True, False, True, True, True, True]
+    assert all(op.splittable for op in plan.cut(stages=[(0, 1, 2), (3, 4, 5)]).dag.ops.values())
+    checkpointed = plan.remat(piper.where())
+    for before, after in zip(plan.dag.ops.values(), checkpointed.dag.ops.values(), strict=True):
+        assert (before.splittable, before.whole_because) == (after.splittable, after.whole_because)
+        assert before.flops_backward_input < after.flops_backward_input
