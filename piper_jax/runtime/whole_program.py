@@ -1,0 +1,177 @@
+"""The traced program whole, on one device, one microbatch at a time: what the nodes of a plan should give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from piper_jax.lowering.context import Context
+from piper_jax.lowering.keys import Key
+from piper_jax.tracing.flat import FlatEqn, read
+
+_AXIS = "piper_replica"
+
+
+def relative_difference(found: Any, expected: Any) -> float:
+    """The largest absolute difference over the largest absolute value expected."""
+    a, b = np.asarray(found).astype(np.float64), np.asarray(expected).astype(np.float64)
+    return float(np.max(np.abs(a - b), initial=0.0) / max(np.max(np.abs(b), initial=0.0), 1e-30))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What one microbatch gives. All but the gradients, which are sums over its replicas, are ``[replicas, ...]``.
+
+    Attributes:
+      values, cotangents: of what chunks export, by value of the flat program.
+      gradients: by trainable leaf.  terms: of the loss.  metrics: auxiliary outputs.
+    """
+
+    values: Mapping[int, Any]
+    cotangents: Mapping[int, Any]
+    gradients: Mapping[int, Any]
+    terms: Sequence[Any]
+    metrics: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeProgram:
+    """The reference of bisection and of single nodes. It starts from the state and batch among ``registers``.
+
+    It knows no chunks: cotangents of values between stages are its derivatives by a zero added to them.
+    """
+
+    context: Context
+    registers: Mapping[Key, Any]
+
+    def run(self, m: int) -> Expected:
+        """Everything that microbatch ``m`` gives."""
+        context, program = self.context, self.context.program
+        flat = program.flat
+        exports = sorted({v for c in context.chunk_of.values() for v in c.exports})
+        smooth = sorted({v for c in context.chunk_of.values() for v in c.diff_exports})
+        eqns = self._eqns_on_nudged(smooth)
+
+        def one(trained: Sequence[Any], nudges: Sequence[Any], _: Any, row: Sequence[Any], key: Any) -> tuple[Any, Any]:
+            env = self._environment(trained, row, key)
+            nudge = dict(zip(smooth, nudges, strict=True))
+            for eqn in eqns:
+                flat.run([eqn], env, (_AXIS,))
+                env.update({-1 - o: env[o] + nudge[o] for o in eqn.outputs if o in nudge})
+            terms = [jnp.asarray(read(a, env)) for _, a in program.terms]
+            metrics = [jnp.asarray(read(metric.atom, env)) for metric in program.metrics]
+            return self._objective(range(len(program.terms)), env), ([env[v] for v in exports], terms, metrics)
+
+        zeros = [jnp.zeros((context.replicas, *flat.avals[v].shape), flat.avals[v].dtype) for v in smooth]
+        (_, (values, terms, metrics)), (gradients, cotangents) = self._differentiated(one, m, zeros, ())
+        return Expected(
+            values=dict(zip(exports, values, strict=True)),
+            cotangents=dict(zip(smooth, cotangents, strict=True)),
+            gradients=dict(zip(context.source.state.trainable, gradients, strict=True)),
+            terms=terms,
+            metrics=metrics,
+        )
+
+    def share(self, op: str, m: int, expected: Expected) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+        """What one operation alone adds to the cotangents of its inputs and to the gradients of its leaves.
+
+        Needed where several operations read the same value or the same leaf: ``run`` gives the sums.
+        """
+        context, chunk = self.context, self.context.chunk_of[op]
+        flat = context.program.flat
+        smooth = [expected.values[v] for v in chunk.diff_externals]
+        others = [expected.values[v] for v in chunk.externals]
+        seeds = [expected.cotangents[v] for v in chunk.diff_exports]
+
+        def one(trained: Any, smooth: Any, fixed: Any, row: Sequence[Any], key: Any) -> tuple[Any, None]:
+            others, seeds = fixed
+            env = self._environment(trained, row, key)
+            env |= dict(zip(chunk.externals, others, strict=True)) | dict(
+                zip(chunk.diff_externals, smooth, strict=True)
+            )
+            flat.run((flat.eqns[i] for i in chunk.eqns), env, (_AXIS,))
+            passed = sum((env[v] * g).sum() for v, g in zip(chunk.diff_exports, seeds, strict=True))
+            return self._objective(chunk.diff_terms, env) + passed, None
+
+        _, (gradients, cotangents) = self._differentiated(one, m, smooth, (others, seeds))
+        by_leaf = dict(zip(context.source.state.trainable, gradients, strict=True))
+        return dict(zip(chunk.diff_externals, cotangents, strict=True)), {k: by_leaf[k] for k in chunk.diff_state}
+
+    def _differentiated(self, one: Callable[..., Any], m: int, smooth: Sequence[Any], fixed: Any) -> Any:
+        """``((sum of objectives, aux), gradients)`` of ``one`` over all replicas, by parameters and ``smooth``."""
+        rows, keys = self._rows(m), self._keys(m)
+
+        def whole(trained: Sequence[Any], smooth: Sequence[Any]) -> tuple[Any, Any]:
+            mapped = jax.vmap(one, in_axes=(None, 0, 0, 0, 0), axis_name=_AXIS)
+            objectives, aux = mapped(trained, smooth, fixed, rows, keys)
+            return objectives.sum(), aux
+
+        trained = [self._state(leaf) for leaf in self.context.source.state.trainable]
+        return jax.jit(jax.value_and_grad(whole, (0, 1), has_aux=True))(trained, smooth)
+
+    def _environment(self, trained: Sequence[Any], row: Sequence[Any], key: Any) -> dict[int, Any]:
+        program = self.context.program
+        state = [self._state(i) for i in range(program.num_state)]
+        for i, value in zip(self.context.source.state.trainable, trained, strict=True):
+            state[i] = value
+        return {**program.flat.consts, **dict(zip(program.flat.inputs, [*state, *row, key], strict=True))}
+
+    def _objective(self, terms: Iterable[int], env: Mapping[int, Any]) -> Any:
+        """What is differentiated: the terms by their share of the loss."""
+        mean = 1.0 / self.context.num_slices
+        seeds = {"loss": mean, "extra": mean, "total": self._seed()}
+        found = [(seeds[k], jnp.asarray(read(a, env), jnp.result_type(float))) for k, a in map(self._term, terms)]
+        return sum((seed * value for seed, value in found), jnp.zeros(()))
+
+    def _term(self, index: int) -> tuple[str, Any]:
+        return self.context.program.terms[index]
+
+    def _eqns_on_nudged(self, smooth: Sequence[int]) -> list[FlatEqn]:
+        """The program's equations; value ``v`` of another chunk is read as ``-1 - v``, to which a zero is added."""
+        chunk_of_unit = {u: name for name, op in self.context.dag.ops.items() for u in op.units}
+        home = {v: name for name, chunk in self.context.chunk_of.items() for v in chunk.exports}
+        eqns = []
+        for eqn, unit in zip(self.context.program.flat.eqns, self.context.source.units, strict=True):
+            here = chunk_of_unit.get(unit) if unit is not None else None
+            inputs = tuple(
+                -1 - a if isinstance(a, int) and a in smooth and here is not None and home[a] != here else a
+                for a in eqn.inputs
+            )
+            eqns.append(replace(eqn, inputs=inputs))
+        return eqns
+
+    def _local(self, array: Any) -> Any:
+        return jax.device_put(array, jax.devices()[0]) if isinstance(array, jax.Array) else array
+
+    def _state(self, leaf: int) -> Any:
+        key = next(k for k in self.registers if k.kind == "state" and k.item == leaf)
+        return self._local(self.registers[key])
+
+    def _seed(self) -> Any:
+        return next((self._local(v) for k, v in self.registers.items() if k.kind == "seed"), 1.0)
+
+    def _rows(self, m: int) -> list[Any]:
+        rows = []
+        for leaf, known in enumerate(self.context.source.batch.specs):
+            array = next(
+                (self.registers[k] for k in self.registers if k.kind in ("batch", "shared") and k.item == leaf), None
+            )
+            if array is None:
+                size = self.context.batch_size // self.context.num_slices
+                shape = (self.context.replicas, size, *known.shape[1:]) if known.shape else (self.context.replicas,)
+                rows.append(jnp.zeros(shape, known.dtype))
+            else:
+                local = self._local(array)
+                rows.append(local[m] if known.shape else jnp.broadcast_to(local, (self.context.replicas,)))
+        return rows
+
+    def _keys(self, m: int) -> Any:
+        registers = {k.kind: self._local(v) for k, v in self.registers.items() if k.kind in ("key", "step")}
+        step_key = jax.random.fold_in(registers["key"], registers["step"])
+        slices = m * self.context.replicas + jnp.arange(self.context.replicas)
+        return jax.vmap(lambda s: jax.random.fold_in(step_key, s))(slices)
