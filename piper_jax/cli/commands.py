@@ -100,12 +100,15 @@ def doctor() -> int:
     return 0 if healthy else EXIT_FAULT
 
 
-def check(config: Config, *, bisect: bool = False) -> int:
+def check(config: Config, *, bisect: bool = False, node: str | None = None) -> int:
     """Plans and compares one step with one device; the exit code is 1 where they differ.
 
     Args:
-      bisect: also compare every value between stages, and name the first node that differs.
+      bisect: compare every value between stages instead, and name the first node that differs.
+      node: the name of a node to run alone instead; prints what it reads and gives.
     """
+    if bisect and node is not None:
+        raise ConfigError("check --bisect --node: two questions.", help="ask one, then the other.")
     console, job = Console(), _job(config)
     from piper_jax.train.batches import RandomWindows
     from piper_jax.train.comparison import compare_with_one_device
@@ -119,6 +122,8 @@ def check(config: Config, *, bisect: bool = False) -> int:
     made, batch = _planned(console, job), next(batches)
     if bisect:
         return _bisect(console, job, made, batch)
+    if node is not None:
+        return _node(console, job, made, batch, node)
     comparison = compare_with_one_device(job, made, batch)
     console.print(_comparison_table(comparison))
     exceeding, total = len(comparison.exceeding), len(comparison.differences)
@@ -145,6 +150,20 @@ def _bisect(console: Console, job: Job, made: Plan, batch: Batch) -> int:
     first = runnable.bisect(state, batch, rtol=tolerance)
     _print(console, f"first difference  {first}" if first else f"no node differs by more than {tolerance:g}.")
     return EXIT_FAULT if first else 0
+
+
+def _node(console: Console, job: Job, made: Plan, batch: Batch, name: str) -> int:
+    import piper_jax as piper
+    from piper_jax.ir.node_names import node_named
+    from piper_jax.train.comparison import TOLERANCES, precision_of
+
+    node, tolerance = node_named(made.complete(), name), TOLERANCES[precision_of(made)]
+    runnable = piper.compile(made, devices=job.devices())
+    found = runnable.run_node(node, runnable.init(job.parameters(), job.config.train.seed), batch)
+    differs = not found.difference <= tolerance
+    said = f"differs from one device by more than {tolerance:g}" if differs else f"equals one device to {tolerance:g}"
+    _print(console, f"{found}\n{found.node} {said}.")
+    return EXIT_FAULT if differs else 0
 
 
 # -- parts ------------------------------------------------------------------------------------------

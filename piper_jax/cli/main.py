@@ -52,9 +52,10 @@ def check(
     overrides: Overrides = None,
     directive: Directives = None,
     bisect: Annotated[bool, typer.Option("--bisect", help="Name the first node that differs.")] = False,
+    node: Annotated[str | None, typer.Option(help="Run one node alone, such as 'F[PP=1,MB=0]'.")] = None,
 ) -> None:
     """Compare one planned step with the same step on one device: loss and every gradient."""
-    _run(partial(commands.check, bisect=bisect), config, overrides, directive)
+    _run(partial(commands.check, bisect=bisect, node=node), config, overrides, directive)
 
 
 @app.command()

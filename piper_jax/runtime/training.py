@@ -10,6 +10,9 @@ import jax
 import numpy as np
 
 from piper_jax.errors import PlanError, RuntimeFault
+from piper_jax.ir.filters import Filter
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.node_names import node_named
 from piper_jax.lowering.context import context
 from piper_jax.lowering.executable import Lowering, lower
 from piper_jax.lowering.instruction import Instruction
@@ -19,6 +22,7 @@ from piper_jax.planning import Plan, Strategy, Unbound
 from piper_jax.runtime.bisection import Bisection, Difference
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
+from piper_jax.runtime.node_run import NodeRun, run_alone
 from piper_jax.runtime.profiling import profile
 from piper_jax.runtime.ready import Ready, accumulator_keys, accumulators, first_gradients, prepare, tokens
 from piper_jax.runtime.state import StateLayout, TrainState, state_layout
@@ -130,6 +134,25 @@ class Train:
         given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
         registers = Executor(instructions, tuple(kept)).run({**given, **self._fresh(ready)})
         return Bisection(context=ready.context, registers={**given, **registers}, rtol=rtol).first(instructions)
+
+    def run_node(self, node: NodeId | Filter | str, state: TrainState, batch: Any) -> NodeRun:
+        """Runs one node of the plan alone, after what it needs; changes nothing.
+
+        Args:
+          node: F, B, BI or BW of one microbatch as plans print it, ``"F[PP=1,MB=0]"``, with the operation where a
+            stage has several (``"F[PP=1,MB=0] layers.4"``); its id; or a filter that selects it alone.
+
+        Returns:
+          Its inputs and outputs, each with its norm and its difference from one device; prints as a table.
+
+        Raises:
+          FilterError: there is no such node, or there are several; the message has the nearest name.
+        """
+        name = node_named(self.plan.complete(), node)
+        ready, values = self._for_batch("gradients", batch)
+        lowering, _ = self._lower(ready.context.batch_size, training=True)
+        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
+        return run_alone(lowering, ready.executor.instructions, given, name)
 
     def profile(self, state: TrainState, batch: Any, title: str = "") -> Report:
         """Runs one step twice without donation and measures the second; the state is not consumed.

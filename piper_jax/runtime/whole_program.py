@@ -12,6 +12,7 @@ import numpy as np
 
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.shards import from_rows
 from piper_jax.tracing.flat import FlatEqn, read
 
 _AXIS = "piper_replica"
@@ -149,8 +150,13 @@ class WholeProgram:
         return jax.device_put(array, jax.devices()[0]) if isinstance(array, jax.Array) else array
 
     def _state(self, leaf: int) -> Any:
-        key = next(k for k in self.registers if k.kind == "state" and k.item == leaf)
-        return self._local(self.registers[key])
+        """A leaf whole: the first copy of it, or the shards of all its owners."""
+        held = [k for k in self.registers if k.kind in ("state", "state_shard") and k.item == leaf]
+        whole = next((k for k in held if k.kind == "state"), None)
+        if whole is not None:
+            return self._local(self.registers[whole])
+        rows = jnp.concatenate([self._local(self.registers[k]) for k in held])
+        return from_rows(rows, self.context.whole_spec(held[0]).shape)
 
     def _seed(self) -> Any:
         return next((self._local(v) for k, v in self.registers.items() if k.kind == "seed"), 1.0)

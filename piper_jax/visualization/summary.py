@@ -37,6 +37,7 @@ def _largest_peak(report: Report) -> list[str]:
     grown = [f"{bytes_text(n)} {GROWN.get(kind, kind)}" for n, kind in sorted(added, reverse=True) if n > 0]
     return [f"peak on {group.name}{during}: " + " + ".join([f"{bytes_text(rest.total_bytes)} at its start", *grown])]
 
+
 def _notes(report: Report) -> list[str]:
     notes = report.notes
     return list(notes) if len(notes) <= MAX_ROWS else [*notes[:MAX_ROWS], f"  ... {len(notes) - MAX_ROWS} more"]

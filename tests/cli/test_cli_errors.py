@@ -54,6 +54,12 @@ def test_wrong_usage_exits_with_two(arguments: tuple[str, ...]):
     assert piper(*arguments).exit_code == 2
 
 
+def test_check_answers_one_question_at_a_time():
+    result = piper("check", TINY, "--bisect", "--node", "F[PP=0,MB=0]")
+    assert result.exit_code == 2
+    assert result.stderr == "ConfigError: check --bisect --node: two questions.\nhelp: ask one, then the other.\n"
+
+
 def test_config_prints_what_it_loads():
     result = piper("config", TINY, "optimizer.learning_rate=1e-5")
     assert result.exit_code == 0

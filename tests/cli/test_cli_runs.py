@@ -80,6 +80,17 @@ def test_simulate_measures_and_shows_the_real_step_beside_the_simulated_one(tmp_
     assert drawing.stat().st_size > 100
 
 
+@pytest.mark.sample
+def test_check_runs_one_node_alone():
+    done = piper("check", "configs/gpt_tiny.yaml", "--node", "F[PP=0,MB=2]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^  value add\.\d+ +\[2, 1, 32, 32\] +float32 +\d", done.stdout, re.MULTILINE)
+    assert re.search(r"F\[PP=0,MB=2\] .* equals one device to 2e-05\.", done.stdout)
+    missing = piper("check", "configs/gpt_tiny.yaml", "--node", "F[PP=3,MB=2]")
+    assert missing.returncode == 1
+    assert "FilterError: there is no node 'F[PP=3,MB=2]'.\nhelp: did you mean 'F[PP=1,MB=2]'?" in missing.stderr
+
+
 def test_too_few_devices_are_named_before_anything_is_compiled():
     done = piper("train", "configs/gpt_tiny.yaml", "devices.num_virtual=null")
     assert done.returncode == 1
