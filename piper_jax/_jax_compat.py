@@ -42,12 +42,23 @@ def forwarded(eqn: Any) -> dict[int, int]:
     if name in REMAT:
         first, last, inner = 0, len(eqn.outvars), getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
     elif name == "scan":
-        first, last, inner = params["num_consts"], params["num_carry"], params["jaxpr"].jaxpr
+        first, last = _scan_sizes(eqn)
+        inner = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
     else:
         return {}
     position = {v: i for i, v in enumerate(inner.invars)}
     found = {k: position[v] for k, v in enumerate(inner.outvars[:last]) if isinstance(v, core.Var) and v in position}
     return {k: i for k, i in found.items() if name != "scan" or i == first + k}
+
+
+def _scan_sizes(eqn: Any) -> tuple[int, int]:
+    """How many constants and carried values a scan has. JAX 0.12.0.1 and newer keep them as trees; where these are
+    not plain lists (in the derivative of a scan) nothing is taken to be carried."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, xs = (len(part.vals) for part in params["ft_in"].unpack())
+    return (consts, carry) if consts + carry + xs == len(eqn.invars) else (0, 0)
 
 
 def bind(eqn: Any, values: Sequence[Any], **changed: Any) -> Sequence[Any]:
