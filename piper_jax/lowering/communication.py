@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from piper_jax import _jax_compat
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Send
 from piper_jax.lowering.builder import Builder
@@ -44,7 +44,7 @@ def transfer(builder: Builder, node: Send) -> Instruction:
     writes = tuple(k._replace(group=node.peer) for k in reads)
     target = context.meshes[node.peer].shardings["stacked"]
     return Instruction(
-        role="transfer", label=f"{node.group}>{node.peer}", call=_Transfer(target), reads=reads, writes=writes,
+        role="transfer", label=f"{node.group}>{node.peer}", call=_jax_compat.mover(target), reads=reads, writes=writes,
         nodes=(node.id, node.match),
     )  # fmt: skip
 
@@ -115,11 +115,3 @@ def _joint(
         reads=tuple(k._replace(group=g) for g in groups for k in local.reads),
         writes=tuple(k._replace(group=g) for g in groups for k in local.writes),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    target: Any
-
-    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return jax.device_put(list(arrays), self.target)

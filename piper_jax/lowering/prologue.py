@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.builder import Builder
@@ -25,17 +27,22 @@ def prologue(builder: Builder, metrics: Iterable[Key]) -> Iterable[Instruction]:
     for group in context.meshes:
         own = tuple(k for k in metrics if k.group == group)
         if own:
-            specs = {k: local_spec(context, k) for k in own}
-            zeros = LocalProgram(
-                label=f"zero metrics {group}", reads=(), writes=own,
-                body=lambda env, specs=specs: {k: jnp.zeros(s.shape, s.dtype) for k, s in specs.items()},
+            specs = [builder.global_spec(k) for k in own]
+            targets = [context.meshes[group].shardings[k.layout] for k in own]
+            yield Instruction(
+                role="prologue", label=f"zero metrics {group}", call=partial(_zeros, specs, targets), reads=(),
+                writes=own,
             )  # fmt: skip
-            yield builder.local("prologue", group, zeros)
         if any(isinstance(k.item, tuple) and k.item[0] == "total" for k in own):
             node = NodeId(f"all_reduce weight {group}", "F")
             yield builder.local(
                 "prologue", group, _weight(context, group), (node,) if node in context.dag.nodes else ()
             )
+
+
+def _zeros(specs: Sequence[jax.ShapeDtypeStruct], targets: Sequence[Any]) -> list[jax.Array]:
+    """Fresh ones on each call: a device may take the memory as it is, and programs then overwrite it."""
+    return jax.device_put([np.zeros(s.shape, s.dtype) for s in specs], list(targets))
 
 
 def _weight(context: Context, group: str) -> LocalProgram:

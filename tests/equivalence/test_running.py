@@ -80,7 +80,7 @@ def test_equal_layers_share_their_programs(problem: Problem) -> None:
     """Eight equal layers on four stages: first, inner and last stage differ, and the inner ones are one program."""
     deep = Problem(loss_fn=mean_loss, params=Tower(layers=8), batch=tokens(32), optimizer=momentum())
     train = deep.parallelize(strategy(stages=4, data=2, microbatches=8))
-    assert train.compiler.num_compiles <= 8 + 4  # zeroed metrics and updates included
+    assert train.compiler.num_compiles <= 8
 
 
 CACHED = """
