@@ -70,6 +70,14 @@ class Strategy:
     num_microbatches: int | None = None
     directives: tuple[Directive, ...] = ()
 
+    def __new__(cls, *args: object, **given: object) -> Strategy:
+        """Refuses a misspelt degree before the generated ``__init__`` does, with a suggestion."""
+        names = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise DirectiveError(f"Strategy has no {name!r}.", help=suggest(name, names))
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "directives", tuple(self.directives))
         for name in (*DEGREES, "num_microbatches"):

@@ -279,6 +279,15 @@ class Train:
 
     def _batch_size(self, values: Sequence[Any]) -> int:
         layout = self._source.batch
+        if any(isinstance(v, jax.core.Tracer) for v in values):
+            raise RuntimeFault(
+                "step: called inside a JAX transformation.",
+                help="train.step runs compiled programs on many devices; call it from Python, without jax.jit or grad.",
+            )
+        if flat := [
+            p for p, v, s in zip(layout.paths, values, layout.specs, strict=True) if s.shape and not np.shape(v)
+        ]:
+            raise RuntimeFault(f"step: batch leaf {flat[0]} is a scalar.", help="pass arrays [batch, ...], as traced.")
         size = next(np.shape(v)[0] for v, s in zip(values, layout.specs, strict=True) if s.shape)
         for path, value, known, expected in zip(layout.paths, values, layout.specs, layout.specs_at(size), strict=True):
             dtype = jax.dtypes.canonicalize_dtype(getattr(value, "dtype", np.asarray(value).dtype))
@@ -316,7 +325,10 @@ def compile(plan: Plan, devices: Sequence[Any] | None = None) -> Train:
             "compile: this plan has no traced program.", help="plan.bind(loss_fn, params, batch, optimizer=tx)"
         )
     plan.check()
-    train = Train(plan=plan, devices=tuple(jax.devices() if devices is None else devices))
+    given = jax.devices() if devices is None else devices
+    if isinstance(given, str) or not all(isinstance(d, jax.Device) for d in given):
+        raise RuntimeFault(f"compile: devices={given!r} are no JAX devices.", help="devices=jax.devices().")
+    train = Train(plan=plan, devices=tuple(given))
     train._compiled("step", plan.source.batch.size)
     return train
 

@@ -49,6 +49,15 @@ def trace(
     Raises:
       TraceError: what cannot be planned, with the module path and the line.
     """
+    if not callable(loss_fn):
+        raise TraceError(
+            f"trace: loss_fn is a {type(loss_fn).__name__}, no function.", help="trace(loss_fn, params, batch)."
+        )
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TraceError(
+            f"trace: optimizer is a {type(optimizer).__name__}, without init and update.",
+            help="pass an optax.GradientTransformation such as optax.adamw(1e-3).",
+        )
     state, layout = model_state(params, wrt), batch_layout(batch)
     program = trace_loss(loss_fn, state, layout, layout.size, forward_only=forward_only)
     doubled = trace_loss(loss_fn, state, layout, 2 * layout.size, forward_only=forward_only)

@@ -62,6 +62,76 @@ def traced() -> piper.Plan:
     return piper.trace(loss, params(), batch(), optimizer=optax.sgd(0.1)).cut(stages=2)
 
 
+# -- arguments of the wrong kind ---------------------------------------------------------------------------------
+@case(
+    piper.DirectiveError,
+    """
+    Strategy has no 'data_paralel'.
+    help: did you mean 'data_parallel'?
+""",
+)
+def misspelt_degree():
+    Strategy(data_paralel=2)  # type: ignore[call-arg]
+
+
+@case(
+    piper.TraceError,
+    """
+    trace: loss_fn is a list, no function.
+    help: trace(loss_fn, params, batch).
+""",
+)
+def loss_that_is_no_function():
+    piper.trace(params(), loss, batch())  # type: ignore[arg-type]
+
+
+@case(
+    piper.TraceError,
+    """
+    trace: optimizer is a float, without init and update.
+    help: pass an optax.GradientTransformation such as optax.adamw(1e-3).
+""",
+)
+def optimizer_that_is_a_number():
+    piper.trace(loss, params(), batch(), optimizer=1e-3)
+
+
+@case(
+    piper.RuntimeFault,
+    """
+    compile: devices=[0, 1] are no JAX devices.
+    help: devices=jax.devices().
+""",
+)
+def devices_by_number():
+    parallelized(devices=[0, 1], data_parallel=2)
+
+
+@case(
+    piper.RuntimeFault,
+    """
+    step: called inside a JAX transformation.
+    help: train.step runs compiled programs on many devices; call it from Python, without jax.jit or grad.
+""",
+)
+def step_inside_jit():
+    train = parallelized()
+    state = train.init(params())
+    jax.jit(lambda b: train.step(state, b))(batch())
+
+
+@case(
+    piper.RuntimeFault,
+    """
+    step: batch leaf x is a scalar.
+    help: pass arrays [batch, ...], as traced.
+""",
+)
+def scalar_in_place_of_rows():
+    train = parallelized()
+    train.step(train.init(params()), {"x": 1.0})
+
+
 # -- the batch --------------------------------------------------------------------------------------------------
 @case(
     piper.DirectiveError,
@@ -400,6 +470,8 @@ AFTER_COMPILING = {
     "batch_leaf_of_another_dtype",
     "batch_of_another_structure",
     "parameters_in_place_of_the_state",
+    "step_inside_jit",
+    "scalar_in_place_of_rows",
 }
 
 
