@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,10 @@ from piper_jax.tracing.loss_program import batch_layout, call_loss
 from piper_jax.tracing.model_state import ModelState, model_state
 
 _AXIS = "piper_replica"
+
+TOLERANCES: Mapping[str, float] = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 2e-2}
+"""How far a planned step may be from the reference, by the narrowest dtype that the loss computes in: the largest
+difference of a leaf as a fraction of its largest value. Narrow dtypes are accumulated in float32."""
 
 
 def reference_gradients(

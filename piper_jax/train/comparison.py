@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +9,9 @@ import jax
 import numpy as np
 
 import piper_jax as piper
-from piper_jax.runtime.reference import reference_gradients
+from piper_jax.runtime.reference import TOLERANCES, reference_gradients
 from piper_jax.train.batches import Batch
 from piper_jax.train.job import Job
-
-TOLERANCES: Mapping[str, float] = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 2e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The one table of tolerances. A leaf is compared as a whole: its largest difference against its own largest value."""
+"""Comparison by the table of tolerances. A leaf is compared whole: its largest difference by its largest value."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from piper_jax.runtime import reference
 
 ROUNDING_STEPS = 8
 
@@ -25,10 +27,9 @@ class Tolerance:
     epsilon: float
 
 
+EPSILONS = {"float64": 2.3e-16, "float32": 1.2e-7, "bfloat16": 1.2e-7}  # bfloat16: parameters in float32
 TOLERANCES = {
-    "float64": Tolerance(relative=1e-10, epsilon=2.3e-16),
-    "float32": Tolerance(relative=2e-5, epsilon=1.2e-7),
-    "bfloat16": Tolerance(relative=2e-2, epsilon=1.2e-7),  # bf16 compute, float32 parameters and accumulation
+    name: Tolerance(relative=relative, epsilon=EPSILONS[name]) for name, relative in reference.TOLERANCES.items()
 }
 
 
