@@ -29,7 +29,7 @@ from piper_jax.runtime.state import StateLayout, TrainState, state_layout
 from piper_jax.runtime.timing import measure, record
 from piper_jax.simulation import MeasuredCosts, Report, measured_report
 from piper_jax.tracing.source import Source
-from piper_jax.tracing.trace import trace
+from piper_jax.tracing.tracer import trace
 
 
 @dataclass(kw_only=True)

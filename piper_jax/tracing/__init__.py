@@ -9,6 +9,6 @@ from piper_jax.tracing.annotations import (
     expert_region,
     mean_over_replicas,
 )
-from piper_jax.tracing.trace import trace
+from piper_jax.tracing.tracer import trace
 
 __all__ = ["Last", "Mean", "Sum", "WeightedLoss", "annotate", "expert_region", "mean_over_replicas", "trace"]

@@ -12,7 +12,7 @@ from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.costs import total_flops
 from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.passes import Passes, passes
-from piper_jax.tracing.trace import trace
+from piper_jax.tracing.tracer import trace
 from piper_jax.tracing.unit_costs import unit_costs
 
 WIDTH, ROWS = 4, 6
