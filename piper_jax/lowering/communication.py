@@ -83,6 +83,9 @@ def _joint(
 ) -> Instruction:  # fmt: skip
     """A program on several groups side by side. Its stacked inputs are theirs, each output is given to each of them.
 
+    Where nothing else keeps programs in order it is dispatched once its inputs are there, so that no device still has
+    others before it.
+
     Args:
       local: its keys name the joint group; those of the instruction name the members.
       specs: of its inputs, on one device.
@@ -105,7 +108,11 @@ def _joint(
         donate=donate,
     )  # fmt: skip
 
+    waits = not (context.has_streams or context.needs_tokens)
+
     def call(*arrays: jax.Array) -> list[jax.Array]:
+        if waits:
+            jax.block_until_ready(arrays)
         results = program(*(joint.join(arrays[k :: len(specs)]) for k in range(len(specs))))
         split = [joint.split(r, k.layout) for r, k in zip(results, local.writes, strict=True)]
         return [array for per_group in zip(*split, strict=True) for array in per_group]

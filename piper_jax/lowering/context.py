@@ -49,15 +49,19 @@ class Context:
         return next(iter(self.meshes.values())).replicas
 
     @cached_property
-    def needs_tokens(self) -> bool:
-        """Whether the programs of a group are chained by a token.
+    def has_streams(self) -> bool:
+        """Whether devices run programs in the order in which they are given. CPU devices start what is ready.
 
-        CPU devices have no streams, and each device that waits in a collective holds a thread of a pool that has one
-        for each device: if two collectives of a group could start in either order, or a program waited for room on a
-        device while it holds a thread, all threads would wait for each other.
+        There each device that waits in a collective holds a thread of a pool that has one for each device: if two
+        collectives of a group could start in either order, or a program waited for room on a device while it holds a
+        thread, all threads would wait for each other.
         """
-        devices = next(iter(self.meshes.values())).devices
-        return self.replicas > 1 and devices[0].platform == "cpu"
+        return next(iter(self.meshes.values())).devices[0].platform != "cpu"
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the programs of a group, each on several devices, are chained by a token."""
+        return self.replicas > 1 and not self.has_streams
 
     @property
     def num_slices(self) -> int:
