@@ -93,6 +93,8 @@ class Op:
       flops_forward, flops_backward_input, flops_backward_weight: floating-point operations.
       residual_bytes: kept from forward for backward: saved intermediates and the values of other operations that the
         backward reads, without parameters and batch inputs.
+      kept_bytes, crossing_bytes: kept from BI for BW: of what BI reads, and of what it computes. By default all
+        residuals, and nothing.
       reads: state buckets read.  batch_inputs: paths of batch leaves read.
       has_backward: False where nothing trainable is upstream.
       splittable: BI and BW can be separate.  whole_because: why not.
@@ -114,6 +116,8 @@ class Op:
     flops_backward_input: int = 0
     flops_backward_weight: int = 0
     residual_bytes: int = 0
+    kept_bytes: int | None = None
+    crossing_bytes: int = 0
     reads: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()
     has_backward: bool = True

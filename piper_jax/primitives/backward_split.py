@@ -38,7 +38,8 @@ def split_backwards(dag: Dag, filters: Iterable[Filter]) -> Rewritten:
             nodes[name] = node
     values = dict(dag.values)
     for op in (dag.ops[name] for name in dict.fromkeys(node.op for node in meant)):
-        saved = Value(name=f"weight residuals {op.name}", nbytes=op.residual_bytes)
+        kept = op.residual_bytes if op.kept_bytes is None else op.kept_bytes
+        saved = Value(name=f"weight residuals {op.name}", nbytes=kept + op.crossing_bytes)
         values.setdefault(saved.name, saved)
     data = [_half(edge, halves) for edge in dag.data]
     data += [DataEdge(bi, bw, (f"weight residuals {bi.op}",)) for bi, bw in halves.values()]

@@ -84,6 +84,8 @@ def _merged_op(name: str, together: Sequence[Op]) -> Op:
         flops_backward_weight=sum(op.flops_backward_weight for op in together),
         replica_means=(sum(op.replica_means[0] for op in together), sum(op.replica_means[1] for op in together)),
         residual_bytes=sum(op.residual_bytes for op in together),
+        kept_bytes=sum(op.residual_bytes if op.kept_bytes is None else op.kept_bytes for op in together),
+        crossing_bytes=sum(op.crossing_bytes for op in together),
         reads=tuple(dict.fromkeys(bucket for op in together for bucket in op.reads)),
         batch_inputs=tuple(dict.fromkeys(path for op in together for path in op.batch_inputs)),
         has_backward=any(op.has_backward for op in together),

@@ -64,6 +64,8 @@ class _Buffers:
         for name in edge.values:
             if name.startswith("gradient "):
                 self._add_gradient(src, dst, name)
+            elif name.startswith("weight residuals "):
+                self._add_weight_residuals(src, dst, name)
             elif isinstance(src, Compute | Recv | Collective):
                 self._add_value(src, dst, name)
 
@@ -89,6 +91,14 @@ class _Buffers:
             buffer[1] = end
         if isinstance(dst, Send) and buffer[3] == ACTIVATIONS:
             buffer[3] = TRANSFERS
+
+    def _add_weight_residuals(self, src: Node, dst: Node, name: str) -> None:
+        """What BI computes for BW lives from its start; what BI reads and leaves is a residual until its end."""
+        group, (start, end) = src.group or "", self._interval(src.id)
+        kept, crossing = self._sizes.weight_residuals(name.removeprefix("weight residuals "), group)
+        last = self._interval(dst.id)[1]
+        self._values[src.id, f"kept {name}", group] = [end, last, kept, ACTIVATIONS]
+        self._values[src.id, name, group] = [start, last, crossing, ACTIVATIONS]
 
     def _add_gradient(self, src: Node, dst: Node, name: str) -> None:
         bucket = self._buckets.get(name.partition(" ")[2])

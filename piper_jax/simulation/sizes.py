@@ -48,11 +48,18 @@ class Sizes:
             return self.optimizer_bytes(bucket, group) if word == "state" else self.bucket_bytes(bucket, group)
         op = self._dag.ops.get(name.removeprefix("weight ").removeprefix("residuals "))
         if op is not None and word in ("residuals", "weight"):
-            return op.residual_bytes // self._parts(group)
+            kept, crossing = self.weight_residuals(op.name, group)
+            return op.residual_bytes // self._parts(group) if word == "residuals" else kept + crossing
         value = self._dag.values.get(name)
         if value is None or value.batch_dim is None:
             return value.nbytes if value else 0
         return value.nbytes // self._parts(group)
+
+    def weight_residuals(self, op: str, group: str) -> tuple[int, int]:
+        """Bytes on one device that BI leaves for BW: of what it reads, and of what it computes."""
+        known = self._dag.ops[op]
+        kept = known.residual_bytes if known.kept_bytes is None else known.kept_bytes
+        return kept // self._parts(group), known.crossing_bytes // self._parts(group)
 
     def bucket_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the trainable leaves of ``bucket`` on one device, before any ZeRO sharding."""

@@ -37,7 +37,10 @@ def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> d
     first_external = len(built.evaluate.inputs) - len(part.externals)
     kept = [v for v in built.backward.inputs[first_external : len(built.evaluate.inputs)] if v in used]
     size = sum(nbytes(built.forward.avals[v]) for v in residuals if isinstance(v, int))
-    because = whole_because(built.halves)
+    halves = built.halves
+    late = {a for e in halves.for_weights.eqns for a in e.reads()} | set(halves.for_weights.outputs)
+    activations = built.backward.inputs[first_external : len(built.backward.inputs) - len(built.kinds)]
+    because = whole_because(halves)
     return {
         **forward,
         "splittable": not because,
@@ -45,5 +48,7 @@ def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> d
         "flops_backward_input": total_flops(built.halves.for_inputs.eqns),
         "flops_backward_weight": total_flops(built.halves.for_weights.eqns),
         "residual_bytes": size + sum(nbytes(built.backward.avals[v]) for v in kept),
+        "kept_bytes": sum(nbytes(built.backward.avals[v]) for v in activations if v in late),
+        "crossing_bytes": sum(nbytes(halves.for_inputs.avals[v]) for v in halves.crossing),
         "replica_means": (means, sum(e.is_replica_mean for e in built.backward.eqns)),
     }

@@ -1,4 +1,4 @@
-"""What ZeRO saves, counted in the bytes that one device really holds, and the simulator's figure beside it."""
+"""Bytes that one device really holds beside the simulated ones: what ZeRO saves, what split backwards keep."""
 
 from __future__ import annotations
 
@@ -80,3 +80,15 @@ def test_gathered_parameters_as_measured() -> None:
     train = found.parallelize(layer_by_layer(1, 2))
     measured = parameter_peak(train.profile(train.init(found.params), found.batch))
     assert parameter_peak(piper.simulate(train.plan)) == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_peak_of_split_backwards(remat: bool) -> None:
+    """On stages whose passes are programs of their own, what BI leaves for BW is what the simulator takes it to be."""
+    found = problem(8)
+    directives = (piper.directive("ZBH1"), *((piper.directive("ActivationCheckpointing"),) if remat else ()))
+    train = found.parallelize(piper.Strategy(pipeline_parallel=4, num_microbatches=8, directives=directives))
+    measured, simulated = train.profile(train.init(found.params), found.batch), piper.simulate(train.plan)
+    for group in ("g1", "g2"):
+        peaks = [report.group(group).memory.peak_bytes for report in (measured, simulated)]
+        assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
