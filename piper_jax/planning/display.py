@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 from piper_jax.ir.nodes import Compute
@@ -22,6 +23,35 @@ def plan_text(plan: Plan) -> str:
     lines += _group_lines(plan) if _is_placed(plan) else _stage_lines(plan)
     lines += _shortened(whole_lines(plan.dag))
     return "\n".join(lines)
+
+
+PASS_COLORS = {"F": "#3f74c1", "B": "#33a08c", "BI": "#7a9f3d", "BW": "#e8b54a", "U": "#8466b3"}
+
+
+def plan_html(plan: Plan) -> str:
+    """The plan in a notebook: its size, its directives folded away, and the order of each group as coloured cells."""
+    if not _is_placed(plan):
+        return f"<pre>{escape(plan_text(plan))}</pre>"
+    style = "padding:1px 5px;color:#fff;font:12px monospace;text-align:center;border:1px solid #fff;background:"
+    rows = []
+    for name, row in _shown_rows(plan).items():
+        cells = (f'<td style="{style}{_color(cell)}">{escape(cell)}</td>' for cell in row)
+        rows.append(f'<tr><th style="text-align:right;padding-right:8px">{escape(name)}</th>{"".join(cells)}</tr>')
+    history = "\n".join(str(record) for record in plan.history)
+    groups = "\n".join(group_text(group) for group in plan.groups.values())
+    return (
+        f"<div><b>{escape(_headline(plan))}</b><table>{''.join(rows[:MAX_ROWS])}</table>"
+        f"<details><summary>{len(plan.history)} directives, {len(plan.groups)} groups</summary>"
+        f"<pre>{escape(history)}\n{escape(groups)}</pre></details></div>"
+    )
+
+
+def _color(cell: str) -> str:
+    return PASS_COLORS.get(cell[:2], PASS_COLORS.get(cell[:1], "#8a97a6"))
+
+
+def _shown_rows(plan: Plan) -> dict[str, tuple[str, ...]]:
+    return {name: row[:MAX_CELLS] for name, row in order_rows(plan.complete()).items()}
 
 
 def _headline(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -83,9 +83,9 @@ class Plan:
         """Data parallelism and ZeRO; see :func:`piper_jax.primitives.replicate`."""
         return self._rewritten("replicate", filter=filter, axes=axes, **options)
 
-    def remat(self, filter: Filter, *, policy: str = "nothing_saveable") -> Plan:
-        """Activation checkpointing; see :func:`piper_jax.primitives.remat`."""
-        return self._rewritten("remat", filter=filter, policy=policy)
+    def remat(self, filter: Filter, *, policy: str | Callable[..., object] = "nothing_saveable") -> Plan:
+        """Activation checkpointing; see :func:`piper_jax.primitives.remat`. JAX's own policies are taken by name."""
+        return self._rewritten("remat", filter=filter, policy=getattr(policy, "__name__", policy))
 
     def order(self, slots: Sequence[Filter | tuple[Filter, ...]]) -> Plan:
         """What runs one after another and what overlaps; see :func:`piper_jax.primitives.order`."""
@@ -188,6 +188,11 @@ class Plan:
         from piper_jax.planning.display import plan_text
 
         return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        from piper_jax.planning.display import plan_html
+
+        return plan_html(self)
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _rewritten(self, name: str, **arguments: object) -> Plan:

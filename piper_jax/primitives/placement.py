@@ -48,7 +48,8 @@ def place(
         if old.group not in (None, target.name):
             raise _placed_twice(node, old.group, target.name)
         nodes[node] = Compute(id=node, group=target.name, stream=stream)
-    return Rewritten(keep_index(dag, replace(dag, nodes=nodes, groups={**dag.groups, target.name: target})))
+    found = sorted({**dag.groups, target.name: target}.values(), key=lambda known: min(known.devices))
+    return Rewritten(keep_index(dag, replace(dag, nodes=nodes, groups={known.name: known for known in found})))
 
 
 def _placed_twice(node: NodeId, old: str | None, new: str) -> DirectiveError:

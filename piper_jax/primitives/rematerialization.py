@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from piper_jax.errors import DirectiveError, suggest
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import Rewritten
+from piper_jax.ir.ids import NodeId
+from piper_jax.ir.nodes import Compute
 from piper_jax.ir.selection import keep_index, select
 
 POLICIES = (
@@ -36,12 +40,14 @@ def remat(dag: Dag, filter: Filter, *, policy: str = "nothing_saveable") -> Rewr
       policy: the name of a policy in ``jax.checkpoint_policies`` that takes no arguments.
 
     Raises:
-      DirectiveError: an unknown policy, or an operation that has another policy already.
+      DirectiveError: an unknown policy, an operation that has another policy already, or one that is selected in part.
     """
     if policy not in POLICIES:
-        raise DirectiveError(f"unknown policy {policy!r}.", help=suggest(policy, POLICIES))
+        raise DirectiveError(f"unknown policy {policy!r}.", help=suggest(str(policy), POLICIES))
+    chosen = select(dag, filter)
+    _require_whole(dag, filter, chosen)
     ops = dict(dag.ops)
-    for node in select(dag, filter):
+    for node in chosen:
         op = dag.ops.get(node.op)
         if op is None:
             raise DirectiveError(f"{node} saves no activations.", help='leave PASS="U" out.')
@@ -54,3 +60,15 @@ def remat(dag: Dag, filter: Filter, *, policy: str = "nothing_saveable") -> Rewr
             )
         ops[op.name] = replace(op, remat=policy)
     return Rewritten(keep_index(dag, replace(dag, ops=ops)))
+
+
+def _require_whole(dag: Dag, filter: Filter, chosen: Collection[NodeId]) -> None:
+    """An operation is computed again in all its microbatches or in none."""
+    selected = Counter(node.op for node in chosen)
+    present = Counter(node.op for node, known in dag.nodes.items() if isinstance(known, Compute))
+    for op, count in present.items():
+        if 0 < selected[op] < count:
+            raise DirectiveError(
+                f"{filter} selects {selected[op]} of the {count} nodes of {op}.",
+                help="an operation is computed again in all its passes and microbatches: name PP, EP or a path alone.",
+            )

@@ -91,11 +91,16 @@ class Bisection:
                 continue
             expected = sum(np.asarray(g[leaf], np.float64) for g in per_microbatch)
             op = next((o for o, c in context.chunk_of.items() if leaf in c.diff_state), None)
-            node = NodeId(op or "", "B", PP=context.dag.ops[op].PP if op else None)
+            node = self._last_backward(op)
             what = f"gradient {context.source.state.leaves[leaf].path}"
             if (difference := self._compare(node, what, self.registers[key], expected)) is not None:
                 return difference
         return None
+
+    def _last_backward(self, op: str | None) -> NodeId:
+        """The node that adds the last part of an operation's gradients."""
+        found = [n for n in self.context.dag.nodes if n.op == op and n.PASS in ("B", "BW")]
+        return found[-1] if found else NodeId(op or "", "B")
 
     def _compare(self, node: NodeId, what: str, planned: Any, expected: Any) -> Difference | None:
         error = relative_difference(planned, expected)

@@ -19,8 +19,12 @@ _AXIS = "piper_replica"
 
 
 def relative_difference(found: Any, expected: Any) -> float:
-    """The largest absolute difference over the largest absolute value expected."""
+    """The largest absolute difference over the largest finite value expected; infinite if one alone is not finite."""
     a, b = np.asarray(found).astype(np.float64), np.asarray(expected).astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return np.inf
+    a, b = a[finite], b[finite]
     return float(np.max(np.abs(a - b), initial=0.0) / max(np.max(np.abs(b), initial=0.0), 1e-30))
 
 

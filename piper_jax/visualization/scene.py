@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from piper_jax.ir.ids import NodeId
+from piper_jax.planning.display import PASS_COLORS
 from piper_jax.simulation.report import Report, Span
 from piper_jax.visualization.labels import has_several_stages, span_label, task_label
 
 # Passes, then communication; distinct in lightness too, for grey prints and colour-blind readers.
 COLORS = {
-    "F": "#3f74c1",
-    "B": "#33a08c",
-    "BI": "#7a9f3d",
-    "BW": "#e8b54a",
-    "U": "#8466b3",
+    **PASS_COLORS,
     "send": "#8d99a6",
     "recv": "#bcc5ce",
     "all_reduce": "#cf4a4a",
@@ -26,10 +23,10 @@ COLORS = {
 }
 MEMORY_COLORS = {
     "parameters": "#56657a",
-    "optimizer": "#8466b3",
-    "gradients": "#33a08c",
-    "activations": "#3f74c1",
-    "transfers": "#8d99a6",
+    "optimizer": "#9a7b4f",
+    "gradients": "#b5566f",
+    "activations": "#58a4bd",
+    "transfers": "#b9a3c9",
 }
 
 

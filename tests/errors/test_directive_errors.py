@@ -228,6 +228,14 @@ def unknown_policy():
     chain(1).remat(where(), policy="dots_savable")
 
 
+@case("""
+    remat[1] at test_directive_errors.py:LINE: where(MB=0) selects 2 of the 4 nodes of layers.0.
+    help: an operation is computed again in all its passes and microbatches: name PP, EP or a path alone.
+""")
+def remat_of_one_microbatch():
+    chain(1).split(where(), num_microbatches=2).remat(where(MB=0))
+
+
 # -- order ----------
 @case("""
     order[3] at test_directive_errors.py:LINE: B[PP=0,MB=0] layers.0 before F[PP=0,MB=0] layers.0 closes a cycle.

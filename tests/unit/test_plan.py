@@ -126,3 +126,12 @@ def test_a_large_plan_still_prints_on_a_screen():
     plan = chain(64).apply(piper.Strategy(pipeline_parallel=64, num_microbatches=64))
     assert len(str(plan).splitlines()) < 100
     assert max(len(line) for line in str(plan).splitlines()) < 300
+
+
+def test_a_plan_shows_in_notebooks():
+    plan = chain(2)
+    assert plan._repr_html_().startswith("<pre>plan  stages=2")
+    html = plan.apply(piper.Strategy(pipeline_parallel=2, num_microbatches=4))._repr_html_()
+    assert html.count("<tr>") == 2
+    assert html.count(">F0<") == 2
+    assert html.count(">B3<") == 2

@@ -281,6 +281,12 @@ def test_memory_beyond_the_limit_is_caught():
     assert broken_rule(sound(), memory_limit=10, peak_bytes={"d0-1": 11}) == "fits-in-memory"
 
 
+def test_a_device_in_two_groups_is_caught():
+    dag = sound()
+    groups = {name: replace(group, devices=(0, 1)) for name, group in dag.groups.items()}
+    assert broken_rule(replace(dag, groups=groups)) == "disjoint-groups"
+
+
 # -- the list itself ----------
 def test_every_rule_has_its_words_and_a_name_of_its_own():
     names = [rule.name for rule in RULES]

@@ -29,6 +29,12 @@ RULES: tuple[Rule, ...] = (
         find=structure.separated_passes,
     ),
     Rule(
+        name="disjoint-groups",
+        text="Every device is in one group, once.",
+        why="Two groups would run their programs on one device, in an order that nobody chose.",
+        find=structure.overlapping_groups,
+    ),
+    Rule(
         name="sound-slots",
         text="Every node is in at most one slot, and all nodes of a slot are on its group.",
         why="A slot is one program of one group.",

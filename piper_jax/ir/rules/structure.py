@@ -39,6 +39,21 @@ def unknown_references(checked: Checked) -> Iterator[PlanError]:
             yield PlanError(f"{name} has peer {node.peer}, which the plan does not have.", help="name a group.")
 
 
+def overlapping_groups(checked: Checked) -> Iterator[PlanError]:
+    """Devices that are in two groups, or twice in one."""
+    owner: dict[int, str] = {}
+    for group in checked.dag.groups.values():
+        for device in group.devices if "+" not in group.name else ():
+            if device in owner:
+                yield PlanError(
+                    f"device {device} is in {owner[device]} and in {group.name}."
+                    if owner[device] != group.name
+                    else f"device {device} is in {group.name} twice.",
+                    help="place stages on groups without common devices.",
+                )
+            owner[device] = group.name
+
+
 def misplaced_operations(checked: Checked) -> Iterator[PlanError]:
     """Operations that are missing, or there twice, for a microbatch."""
     dag = checked.dag
