@@ -1,6 +1,8 @@
 """A schedule as a table: a row for each rank, a cell for each task, as the text grid prints them."""
 
+import csv
 import json
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +17,8 @@ def table(plan, options):
     """Runs what a file lists: `F0 F1 B0`, `2F0` or `F2.0` for stage 2, `F1+B0` for an overlap slot, `BI0` and `BW0`."""
     if options.get("file") is None:
         raise piper.DirectiveError("Table needs file.", help='directive("Table", file="my_schedule.csv").')
+    if not isinstance(options["file"], str | os.PathLike):
+        raise piper.DirectiveError(f"Table: file={options['file']!r} is not a path.", help='file="my_schedule.csv".')
     path, microbatches = Path(options["file"]), options.num_microbatches
     rows = [[_tasks(cell, rank, path.name) for cell in cells] for rank, cells in enumerate(_rows(path))]
     if len(rows) != options.pipeline_parallel:
@@ -33,25 +37,77 @@ def table(plan, options):
     return plan.order([tuple(where(PP=s, MB=i, PASS=p) for s, p, i in slot) for cells in rows for slot in cells])
 
 
-def _rows(path):
-    """The cells of each row, without idle and continued ticks, and without the name of a row before its bar."""
-    if not path.is_file():
-        raise piper.DirectiveError(f"there is no table {path}.", help="give the path of a CSV, JSON or text file.")
-    text = path.read_text()
-    lines = _json_rows(path.name, text) if path.suffix == ".json" else text.replace(",", " ").splitlines()
-    rows = [re.sub(r"\+\s+", "+", line.rpartition("|")[2]).split() for line in lines if line.strip()]
-    return [[cell for cell in row if cell not in (".", "=")] for row in rows]
+def _rows(file):
+    """The cells of each rank, without idle and continued ticks, updates, and the name of the row."""
+    path = Path(file)
+    text = _text_of(path)
+    named = _json_rows(path.name, text) if path.suffix.lower() == ".json" else _lines(path.name, text)
+    rows = [(name, re.sub(r"\s*\+\s*", "+", row).split()) for name, row in named]
+    return [[cell for cell in row if cell not in (".", "=", "U")] for row in _by_rank(path.name, rows)]
 
 
-def _json_rows(name, text):
+def _text_of(path):
     try:
-        loaded = json.loads(text)
-        rows = list(loaded.values()) if isinstance(loaded, dict) else list(loaded)
-        return [row if isinstance(row, str) else " ".join(row) for row in rows]
-    except (ValueError, TypeError) as error:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = f" ({error.strerror})" if path.exists() and isinstance(error, OSError) else ""
         raise piper.DirectiveError(
-            f"{name} is not a list of rows: {error}", help='write [["F0", "B0"], ["F0", "B0"]].'
+            f"there is no table {path}{reason}.", help="give the path of a CSV, JSON or text file."
         ) from None
+    text = data.decode("utf-8-sig", errors="replace")
+    if "\0" in text or "\ufffd" in text:
+        raise piper.DirectiveError(f"{path.name} is not UTF-8 text.", help="save it as text in UTF-8.")
+    return text
+
+
+def _lines(name, text):
+    """Names (None without a bar) and rows of a text or CSV file; lines from # are comments."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    separator = ";" if any(";" in line for line in lines) else ","
+    try:
+        rows = list(csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True))
+    except csv.Error as error:
+        raise piper.DirectiveError(f"{name} is not CSV: {error}.", help="close every quote, or use none.") from None
+    return [_named(" ".join(row)) for row in rows if any(cell.strip() for cell in row)]
+
+
+def _json_rows(file, text):
+    """As ``_lines`` of a JSON file; an object is read as pairs, so that a name which is there twice is seen."""
+    try:
+        loaded = json.loads(text, object_pairs_hook=tuple)
+        if not isinstance(loaded, tuple | list):
+            raise TypeError(f"{type(loaded).__name__} in place of a list")
+        pairs = loaded if isinstance(loaded, tuple) else [(None, row) for row in loaded]
+        rows = [(name, _named(row if isinstance(row, str) else " ".join(row))) for name, row in pairs]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise piper.DirectiveError(
+            f"{file} is not a list of rows: {error}", help='write [["F0", "B0"], ["F0", "B0"]].'
+        ) from None
+    return [(inner if name is None else name, row) for name, (inner, row) in rows]
+
+
+def _named(line):
+    name, _, row = line.rpartition("|")
+    return name.strip() or None, row
+
+
+def _by_rank(file, rows):
+    """Rows in the order of the numbers with which their names end; in that of the file where none has a name."""
+    if all(name is None for name, _ in rows):
+        return [row for _, row in rows]
+    ranks = [int(found[0]) if (found := re.search(r"[0-9]{1,9}$", name or "")) else None for name, _ in rows]
+    for index, ((name, _), rank) in enumerate(zip(rows, ranks, strict=True)):
+        if rank is None:
+            fault = f"row {index} has no name, others have" if name is None else f"row {name!r} does not say its rank"
+        elif rank in ranks[:index]:
+            fault = f"row {name!r} is rank {rank} again"
+        elif rank >= len(rows):
+            fault = f"row {name!r} is rank {rank} of {len(rows)}"
+        else:
+            continue
+        fix = f"end the names with 0 to {len(rows) - 1}, each once." if len(rows) > 1 else "end the name with 0."
+        raise piper.DirectiveError(f"{file}: {fault}.", help=fix)
+    return [row for _, (_, row) in sorted(zip(ranks, rows, strict=True), key=lambda pair: pair[0])]
 
 
 def _tasks(cell, rank, name):

@@ -129,3 +129,73 @@ def test_a_file_that_is_not_there_or_not_json(tmp_path):
     (tmp_path / "bad.json").write_text("[1, 2]")
     with pytest.raises(DirectiveError, match=r"bad\.json is not a list of rows"):
         chain(2).apply(strategy_of(tmp_path / "bad.json"))
+
+
+# -- files as others write them ----------
+def same(plan: Plan) -> bool:
+    return plan.dag == chain(4, rows=24).apply(Strategy(pipeline_parallel=2, num_microbatches=3)).dag
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("quoted.csv", '"F0","F1","B0",F2,B1,B2\n"F0", "B0", "F1", "B1", "F2", "B2"'),
+        ("mark.csv", "\ufeffF0,F1,B0,F2,B1,B2\nF0,B0,F1,B1,F2,B2"),
+        ("semicolons.csv", "F0;F1;B0;F2;B1;B2;\r\nF0;B0;F1;B1;F2;B2;\r\n;;;;;;\r\n"),
+        ("comments.CSV", '# mine, by hand; "\nF0,F1,B0,F2,B1,B2,U\n  # rank 1\nF0,B0,F1,B1,F2,B2,U\n'),
+        ("names.txt", "rank 1 | F0 B0 F1 B1 F2 B2\nrank 0 | F0 F1 B0 F2 B1 B2"),
+        ("names.JSON", json.dumps({"rank1": " ".join(ONE_F_ONE_B[1]), "rank0": ONE_F_ONE_B[0]})),
+    ],
+)
+def test_a_table_is_read_as_spreadsheets_and_people_write_it(tmp_path, file, text):
+    assert same(planned(tmp_path / file, text))
+
+
+def test_an_overlap_slot_may_have_spaces(tmp_path):
+    spaced = planned(tmp_path / "one.csv", "F0,F1,F2 + B0,B1,B2\nF0,F1 +B0,F2+ B1,B2")
+    assert spaced.dag == planned(tmp_path / "two.csv", "F0,F1,F2+B0,B1,B2\nF0,F1+B0,F2+B1,B2").dag
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('{"a0": "F0 B0", "a2": "F0 B0"}', "mine.json: row 'a2' is rank 2 of 2.\nhelp: NAMES"),
+        ('{"a0": "F0 B0", "b0": "F0 B0"}', "mine.json: row 'b0' is rank 0 again.\nhelp: NAMES"),
+        ('{"a0": "F0 B0", "a0": "F0 B0"}', "mine.json: row 'a0' is rank 0 again.\nhelp: NAMES"),
+        ('{"a0": "F0 B0", "last": "F0 B0"}', "mine.json: row 'last' does not say its rank.\nhelp: NAMES"),
+        ('["0 | F0 B0", "F0 B0"]', "mine.json: row 1 has no name, others have.\nhelp: NAMES"),
+    ],
+)
+def test_names_of_rows_are_ranks(tmp_path, rows, message):
+    with pytest.raises(DirectiveError) as caught:
+        planned(tmp_path / "mine.json", rows, microbatches=1)
+    assert str(caught.value) == message.replace("NAMES", "end the names with 0 to 1, each once.")
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "message"),
+    [
+        ("a.csv", "F0,B0\nF0,B0".encode("utf-16"), "a.csv is not UTF-8 text.\nhelp: save it as text in UTF-8."),
+        ("a.csv", b"\x00\x01\x02", "a.csv is not UTF-8 text.\nhelp: save it as text in UTF-8."),
+        ("a.csv", b'"F0,B0', "a.csv is not CSV: unexpected end of data.\nhelp: close every quote, or use none."),
+        ("a.json", b"[" * 100_000, "a.json is not a list of rows: maximum recursion depth"),
+        ("a.json", b"{", "a.json is not a list of rows: Expecting property name"),
+        ("a.json", b"3", "a.json is not a list of rows: int in place of a list"),
+        ("a.json", b'[["F0", 1]]', "a.json is not a list of rows: sequence item 1: expected str instance, int found"),
+        ("a.json", b"{}", "a.json has 0 rows, but pipeline_parallel=2.\nhelp: write a row for each rank."),
+        ("a.json", b'"F0 B0"', "a.json is not a list of rows: str in place of a list"),
+    ],
+)
+def test_what_is_no_table_names_the_file(tmp_path, file, data, message):
+    (tmp_path / file).write_bytes(data)
+    with pytest.raises(DirectiveError) as caught:
+        chain(4).apply(strategy_of(tmp_path / file))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_file_that_is_no_path(tmp_path):
+    with pytest.raises(DirectiveError) as caught:
+        chain(4).apply(Strategy(pipeline_parallel=2, directives=(directive("Table", file=3),)))
+    assert str(caught.value) == 'Table: file=3 is not a path.\nhelp: file="my_schedule.csv".'
+    with pytest.raises(DirectiveError, match=r"there is no table .* \(Is a directory\)"):
+        chain(4).apply(strategy_of(tmp_path))
