@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 MAX_LINES = 12
 
@@ -58,6 +60,17 @@ class ConfigError(PiperError):
 
 class RuntimeFault(PiperError):
     """A fault while a step runs: wrong arguments, too few devices, a stuck transfer."""
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Around what writes ``path``: the file system's refusal becomes a :class:`ConfigError`."""
+    try:
+        yield
+    except OSError as error:
+        folder = Path(path).parent
+        fix = "give the path of a file that may be written." if folder.is_dir() else f"make the folder {folder} first."
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}.", help=fix) from None
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

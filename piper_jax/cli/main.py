@@ -12,6 +12,7 @@ import typer
 from piper_jax.cli import commands
 from piper_jax.cli.boundary import exit_code
 from piper_jax.config import load_config
+from piper_jax.errors import ConfigError
 
 app = typer.Typer(
     name="piper",
@@ -68,7 +69,7 @@ def simulate(
     output: Output = None,
 ) -> None:
     """Simulate a plan: makespan, bubble, busy time and peak bytes of each group."""
-    _run(lambda found: commands.simulate(found, hardware, costs, output), source, overrides, directive)
+    _run(lambda found: commands.simulate(found, hardware, costs, output), source, overrides, directive, output, True)
 
 
 @app.command()
@@ -80,7 +81,7 @@ def show(
     output: Output = None,
 ) -> None:
     """Show a plan: its grid, the nodes that a filter selects, or a picture of either."""
-    _run(lambda found: commands.show(found, select, output), source, overrides, directive)
+    _run(lambda found: commands.show(found, select, output), source, overrides, directive, output, True)
 
 
 @app.command()
@@ -96,14 +97,50 @@ def config(config: ConfigPath, overrides: Overrides = None, directive: Directive
 
 
 def _run(
-    command: Callable[[Any], int], path: Path, overrides: list[str] | None, directives: list[Path] | None
+    command: Callable[[Any], int],
+    path: Path,
+    overrides: list[str] | None,
+    directives: list[Path] | None,
+    output: Path | None = None,
+    takes_plan: bool = False,
 ) -> NoReturn:
     """Loads the configuration (a saved plan stands for itself), runs the command and exits with its code."""
     given = list(overrides or [])
     if directives:
         given.append(f"strategy.files=[{', '.join(repr(str(file)) for file in directives)}]")
-    is_plan = path.suffix == ".json"
-    raise typer.Exit(exit_code(lambda: command(path if is_plan else load_config(path, given))))
+
+    def run() -> int:
+        if output is not None:
+            _require_writable(output, path)
+        if path.suffix.lower() != ".json":
+            return command(load_config(path, given))
+        _require_plan_alone(path, given, takes_plan)
+        return command(path)
+
+    raise typer.Exit(exit_code(run))
+
+
+def _require_plan_alone(path: Path, given: list[str], takes_plan: bool) -> None:
+    if not takes_plan:
+        raise ConfigError(
+            f"{path}: a saved plan has no model to plan or run.",
+            help="give the YAML file that it is of; piper show and piper simulate take saved plans.",
+        )
+    if given:
+        raise ConfigError(
+            f"{path}: {given[0]} changes nothing in a saved plan.",
+            help="give the YAML file that it is of, to plan anew.",
+        )
+
+
+def _require_writable(output: Path, source: Path) -> None:
+    """Before any work: the folder is there, and the file is not the one that is read."""
+    if output.exists() and source.exists() and output.samefile(source):
+        raise ConfigError(f"--output {output} is the file that is read.", help="give another path.")
+    if not output.parent.is_dir():
+        raise ConfigError(
+            f"--output {output}: there is no folder {output.parent}.", help=f"make it first: mkdir -p {output.parent}."
+        )
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from piper_jax.errors import DirectiveError, FilterError, PlanError
+from piper_jax.errors import DirectiveError, FilterError, PlanError, writing
 from piper_jax.ir.collector import collector_paused
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
@@ -159,10 +159,16 @@ class Plan:
 
     # -- in and out -------------------------------------------------------------------------------------------------
     def save(self, path: str | Path) -> None:
-        """Writes the plan as JSON, without the program; :func:`piper_jax.load_plan` reads it."""
+        """Writes the plan as JSON, without the program; :func:`piper_jax.load_plan` reads it.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
         from piper_jax.planning.storage import plan_json
 
-        Path(path).write_text(plan_json(self))
+        text = plan_json(self)
+        with writing(path):
+            Path(path).write_text(text)
 
     def bind(self, loss_fn: Any, params: Any, batch: Any, *, optimizer: Any = None, **options: Any) -> Plan:
         """Gives a loaded plan the program that it was made from, so that it can run.

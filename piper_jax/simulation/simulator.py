@@ -53,7 +53,7 @@ def simulate(
       Makespan, bubble, timeline, critical path and memory; equal inputs give equal reports.
 
     Raises:
-      ConfigError: unknown hardware or costs, or a measured table without an entry.
+      ConfigError: unknown hardware or costs, both where one is meant, or a measured table without an entry.
       PlanError: the order deadlocks; names the cycle.
     """
     model = _cost_model(costs, hardware)
@@ -72,6 +72,12 @@ def simulate(
 
 def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardware: str | Hardware | None) -> CostModel:
     roofline = RooflineCosts(hardware=hardware) if hardware is not None else None
+    if roofline is not None and (costs == "unit" or isinstance(costs, CostModel)):
+        raise ConfigError(
+            f"costs {costs if isinstance(costs, str) else type(costs).__name__} have no use for hardware "
+            f"{getattr(hardware, 'name', hardware)}.",
+            help="leave one of them out.",
+        )
     match costs:
         case None:
             return roofline or UnitCosts()

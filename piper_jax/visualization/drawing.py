@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from piper_jax.errors import ConfigError
+from piper_jax.errors import ConfigError, writing
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.nodes import Compute
@@ -21,6 +21,7 @@ from piper_jax.visualization.trace import save_trace
 PICTURES = (".svg", ".png", ".pdf")
 TIMELINES = (".html", *PICTURES, ".json", ".txt")
 GRAPHS = (".html", *PICTURES)
+BESIDE = (".html", ".json")
 
 
 def draw(
@@ -43,34 +44,43 @@ def draw(
       The path.
 
     Raises:
-      ConfigError: an unknown suffix, or an option that means nothing here.
+      ConfigError: an unknown suffix, an option that means nothing here, or a file that cannot be written.
       FilterError: ``select`` matches nothing, or more than can be read.
     """
     path = Path(path)
     if isinstance(subject, Report):
-        _check(path, TIMELINES, "a report", select is None, "select= is for the graph of a plan.")
-        _check(
-            path, TIMELINES, "a report", measured is None or path.suffix in (".html", ".json"), "use .html or .json."
-        )
-        _draw_report(subject, path, measured)
+        _require_suffix(path, TIMELINES, "a report")
+        if select is not None:
+            raise ConfigError(
+                "draw(report, select=...): a report has no graph.", help="select= is for the graph of a plan."
+            )
+        if measured is not None and path.suffix.lower() not in BESIDE:
+            raise ConfigError(
+                f"draw(report, measured=...): {path.suffix} shows one report.", help=f"use {' or '.join(BESIDE)}."
+            )
+        with writing(path):
+            _draw_report(subject, path, measured)
     else:
-        _check(path, GRAPHS, "a plan", measured is None, "measured= is for the timeline of a report.")
-        save_graph(_graph_dag(subject), path, select)
+        _require_suffix(path, GRAPHS, "a plan")
+        if measured is not None:
+            raise ConfigError(
+                "draw(plan, measured=...): a plan has no timeline.", help="draw(simulate(plan), path, measured=...)."
+            )
+        with writing(path):
+            save_graph(_graph_dag(subject), path, select)
     return path
 
 
-def _check(path: Path, known: tuple[str, ...], what: str, legal: bool, help: str) -> None:
-    if path.suffix not in known:
+def _require_suffix(path: Path, known: tuple[str, ...], what: str) -> None:
+    if path.suffix.lower() not in known:
         simulate = " (simulate it for a timeline)" if what == "a plan" else ""
         raise ConfigError(
             f"cannot draw {what} as {path.suffix or path.name!r}.", help=f"use {' '.join(known)}{simulate}."
         )
-    if not legal:
-        raise ConfigError(f"this option does not go with {what} as {path.suffix}.", help=help)
 
 
 def _draw_report(report: Report, path: Path, measured: Report | None) -> None:
-    match path.suffix:
+    match path.suffix.lower():
         case ".html":
             save_page(report, path, measured)
         case ".json":

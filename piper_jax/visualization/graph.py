@@ -54,8 +54,8 @@ class Layout:
 def save_graph(dag: Dag, path: Path, filter: Filter | None = None) -> None:
     """Writes the graph to ``path``: ``.svg``, ``.png``, ``.pdf``, or ``.html`` with the SVG inside."""
     figure = graph_figure(dag, filter)
-    if path.suffix != ".html":
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    if path.suffix.lower() != ".html":
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         return
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata={"Date": None})

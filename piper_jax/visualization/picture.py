@@ -26,7 +26,7 @@ WIDTH_INCHES = 12.0
 def save_picture(report: Report, path: Path) -> None:
     """Writes the timeline to ``path``, whose suffix (``.svg``, ``.png``, ``.pdf``) names the format."""
     figure = timeline_figure(report)
-    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def png_bytes(report: Report) -> bytes:

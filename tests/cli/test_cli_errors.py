@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from traced_dags import chain
 from typer.testing import CliRunner, Result
 
+from piper_jax import Strategy
 from piper_jax.cli.boundary import exit_code
 from piper_jax.cli.main import app
 from piper_jax.errors import MAX_LINES, ConfigError, PlanError
@@ -87,3 +89,69 @@ def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str]):
 def test_a_fault_of_piper_itself_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         _raises(ZeroDivisionError())
+
+
+# -- saved plans and files to write ----------
+@pytest.fixture
+def plan_file(tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    chain(4).apply(Strategy(pipeline_parallel=2, num_microbatches=4)).save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "check", "config"])
+def test_a_saved_plan_is_no_configuration(command: str, plan_file: str):
+    result = piper(command, plan_file)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"ConfigError: {plan_file}: a saved plan has no model to plan or run.\n"
+        "help: give the YAML file that it is of; piper show and piper simulate take saved plans.\n"
+    )
+
+
+@pytest.mark.parametrize("given", [("train.steps=3",), ("--directive", "mine.py")])
+@pytest.mark.parametrize("command", ["show", "simulate"])
+def test_a_saved_plan_takes_no_overrides(command: str, given: tuple[str, ...], plan_file: str):
+    result = piper(command, plan_file, *given)
+    assert result.exit_code == 2
+    assert "changes nothing in a saved plan.\nhelp: give the YAML file that it is of, to plan anew." in result.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "simulate"])
+def test_the_plan_is_not_written_over(command: str, plan_file: str):
+    before = Path(plan_file).read_text()
+    result = piper(command, plan_file, "-o", plan_file)
+    assert result.exit_code == 2
+    assert result.stderr == f"ConfigError: --output {plan_file} is the file that is read.\nhelp: give another path.\n"
+    assert Path(plan_file).read_text() == before
+
+
+@pytest.mark.parametrize("command", ["show", "simulate"])
+def test_paths_that_cannot_be_written(command: str, plan_file: str, tmp_path: Path):
+    result = piper(command, plan_file, "-o", str(tmp_path / "none" / "x.html"))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"ConfigError: --output {tmp_path}/none/x.html: there is no folder {tmp_path}/none.\n"
+        f"help: make it first: mkdir -p {tmp_path}/none.\n"
+    )
+    (tmp_path / "folder.html").mkdir()
+    result = piper(command, plan_file, "-o", str(tmp_path / "folder.html"))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"ConfigError: cannot write {tmp_path}/folder.html: Is a directory.\n"
+        "help: give the path of a file that may be written.\n"
+    )
+
+
+def test_unit_costs_and_hardware_contradict_each_other(plan_file: str):
+    result = piper("simulate", plan_file, "--costs", "unit", "--hardware", "h100")
+    assert result.exit_code == 2
+    assert result.stderr == ("ConfigError: costs unit have no use for hardware h100.\nhelp: leave one of them out.\n")
+
+
+@pytest.mark.parametrize("name", ["x.SVG", "x.Html", "x.JSON", "x.TXT"])
+def test_suffixes_in_any_case(name: str, plan_file: str, tmp_path: Path):
+    upper = tmp_path / "PLAN.JSON"
+    upper.write_text(Path(plan_file).read_text())
+    assert piper("show", str(upper), "-o", str(tmp_path / name)).exit_code == 0
+    assert (tmp_path / name).stat().st_size > 100

@@ -28,6 +28,16 @@ def rich_plan() -> Plan:
     return plan.order([(where(MB=0, PASS="BW"), where(MB=2, PASS="B")), where(MB=3, PASS="B"), where(MB=1, PASS="BW")])
 
 
+def test_a_plan_is_not_saved_where_nothing_can_be_written(tmp_path):
+    plan = chain(2)
+    with pytest.raises(piper.ConfigError) as caught:
+        plan.save(tmp_path / "none" / "plan.json")
+    assert str(caught.value) == (
+        f"cannot write {tmp_path}/none/plan.json: No such file or directory.\n"
+        f"help: make the folder {tmp_path}/none first."
+    )
+
+
 def test_the_rich_plan_is_sound():
     rich_plan().check()
 

@@ -236,5 +236,13 @@ def test_what_cannot_be_drawn_is_said(planned, tmp_path):
         draw(dag, tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="select= is for the graph of a plan"):
         draw(planned, tmp_path / "step.html", select=where(MB=0))
+    with pytest.raises(ConfigError) as caught:
+        draw(planned, tmp_path / "step.svg", measured=planned)
+    assert str(caught.value) == "draw(report, measured=...): .svg shows one report.\nhelp: use .html or .json."
+    with pytest.raises(ConfigError, match=r"draw\(plan, measured=...\): a plan has no timeline"):
+        draw(dag, tmp_path / "plan.svg", measured=planned)
+    for write in (lambda path: draw(planned, path), lambda path: draw(dag, path, select=where(PP=0, MB=0))):
+        with pytest.raises(ConfigError, match=r"cannot write .*: No such file or directory\.\nhelp: make the folder"):
+            write(tmp_path / "none" / "x.html")
     with pytest.raises(FilterError, match=r"graph of 1032 nodes.*\n?.*select=where\(MB=0\)"):
         draw(dag, tmp_path / "plan.svg")
