@@ -26,7 +26,9 @@ def planned_strategy(config: Config, place: Place = lambda path: "strategy") -> 
         try:
             load_strategies(file)
         except DirectiveError as error:
-            raise ConfigError(f"{place(('files', index))}: {error.what}", help=error.help) from None
+            raise ConfigError(
+                f"{place(('files', index))}: {error.what}", detail=error.detail, help=error.help
+            ) from None
     named = [_directive(item, place(("directives", index))) for index, item in enumerate(section.directives)]
     return Strategy(
         data_parallel=section.data_parallel,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piper_jax.errors import DirectiveError, suggest
+from piper_jax.errors import DirectiveError, PiperError, suggest
 from piper_jax.ir.filters import where
+from piper_jax.planning.history import failing_line, first_line
 from piper_jax.planning.plan import Plan
 from piper_jax.planning.registry import PHASES, Registered, find_strategy
 from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions, directive
@@ -91,10 +92,19 @@ def _require_one_schedule(named: Sequence[tuple[Directive, Registered]]) -> None
 
 
 def _applied(plan: Plan, strategy: Strategy, item: Directive, registered: Registered) -> Plan:
-    result = registered.function(plan, StrategyOptions.of(strategy, dict(item.options), item.name))
+    try:
+        result = registered.function(plan, StrategyOptions.of(strategy, dict(item.options), item.name))
+    except PiperError:
+        raise
+    except Exception as error:
+        at = failing_line(error, registered.file) or registered.place
+        raise DirectiveError(
+            f"strategy {item.name} fails at {at}: {first_line(error)}",
+            help=f"correct {at.partition(':')[0]}; a strategy is a function of (plan, options).",
+        ) from error
     if not isinstance(result, Plan):
         raise DirectiveError(
-            f"strategy {item.name!r} in {registered.file} returned {type(result).__name__}, not a plan.",
+            f"strategy {item.name} at {registered.place} returned {type(result).__name__}, not a plan.",
             help="directives return new plans; end the function with return plan.",
         )
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,22 @@ def user_line() -> str:
             return f"{path.name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def failing_line(error: BaseException, file: str) -> str:
+    """``file.py:line`` of the innermost call of ``error`` in ``file`` or beside it; "" where it is in neither."""
+    folder = Path(file).parent
+    calls = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        calls.append((Path(error.filename), error.lineno))
+    inside = [f"{path.name}:{line}" for path, line in calls if path.parent == folder]
+    return inside[-1] if inside else ""
+
+
+def first_line(error: BaseException) -> str:
+    """``IndexError: list index out of range``: kind and first line of what an exception says."""
+    said = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def earlier(history: Sequence[Applied], dag: Dag, name: str, node: NodeId) -> Applied | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from piper_jax.errors import DirectiveError, suggest
+from piper_jax.errors import DirectiveError, PiperError, suggest
+from piper_jax.planning.history import failing_line, first_line, user_line
 from piper_jax.planning.plan import Plan
 from piper_jax.planning.strategies import StrategyOptions
 
@@ -33,6 +35,11 @@ class Registered:
     options: Mapping[str, str]
     function: StrategyFunction
     file: str
+
+    @property
+    def place(self) -> str:
+        """``my_schedule.py:30``, where the function begins."""
+        return f"{Path(self.file).name}:{self.function.__code__.co_firstlineno}"
 
 
 _registered: dict[str, Registered] = {}
@@ -58,12 +65,18 @@ def strategy(
         ``memory_optimization`` besides.
 
     Raises:
-      DirectiveError: another file has registered this name.
+      DirectiveError: the name is no name, what it names is no function, or another file has registered it.
     """
+    _require_name(name)
     if phase not in PHASES:
         raise DirectiveError(f"strategy({name!r}): there is no phase {phase!r}.", help=suggest(phase, PHASES))
 
     def register(function: StrategyFunction) -> StrategyFunction:
+        if not inspect.isfunction(function):
+            raise DirectiveError(
+                f"strategy({name!r}) at {user_line()}: {function!r} is no function.",
+                help="put it above a def of (plan, options).",
+            )
         file = function.__code__.co_filename
         known = _registered.get(name)
         if known is not None and known.file != file:
@@ -82,6 +95,18 @@ def strategy(
         return function
 
     return register
+
+
+def _require_name(name: object) -> None:
+    at = f" at {user_line()}"
+    if inspect.isfunction(name):
+        raise DirectiveError(f"@piper.strategy{at} has no name.", help=f'write @piper.strategy("{name.__name__}").')
+    if not isinstance(name, str):
+        raise DirectiveError(f"strategy({name!r}){at}: a name is a string.", help='such as @piper.strategy("Mine").')
+    if not name.strip() or not name.isprintable():
+        raise DirectiveError(
+            f"strategy({name!r}){at}: a name is one line of printable text.", help='such as @piper.strategy("Mine").'
+        )
 
 
 def find_strategy(name: str) -> Registered:
@@ -139,7 +164,9 @@ def load_strategies(path: str | Path) -> ModuleType:
     except DirectiveError:
         raise
     except Exception as error:
-        raise DirectiveError(f"{path} fails: {type(error).__name__}: {error}", help="correct the file.") from error
+        line = failing_line(error, str(path)) or path.name
+        said = f"{type(error).__name__}: {error.what}" if isinstance(error, PiperError) else first_line(error)
+        raise DirectiveError(f"{path} fails at {line}: {said}", help="correct the file.") from error
     _loaded[path] = module
     return module
 

@@ -155,3 +155,23 @@ def test_suffixes_in_any_case(name: str, plan_file: str, tmp_path: Path):
     upper.write_text(Path(plan_file).read_text())
     assert piper("show", str(upper), "-o", str(tmp_path / name)).exit_code == 0
     assert (tmp_path / name).stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (
+            "    return [][0]",
+            1,
+            "DirectiveError: strategy Broken fails at broken.py:4: IndexError: list index out of range",
+        ),
+        ("    return (", 2, "fails at broken.py:4: SyntaxError"),
+    ],
+)
+def test_a_fault_in_a_strategy_file_names_its_line(body: str, code: int, message: str, tmp_path: Path):
+    file = tmp_path / "broken.py"
+    file.write_text(f"import piper_jax as piper\n@piper.strategy('Broken')\ndef broken(plan, options):\n{body}\n")
+    result = piper("plan", TINY, "strategy.directives=[Broken]", "--directive", str(file))
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) <= 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,84 @@ def test_a_strategy_file_that_fails_says_so(tmp_path: Path):
 def test_the_documentation_lists_every_strategy_with_its_options():
     own = [known for known in strategies().values() if Path(known.file).parent == directives_folder()]
     assert strategies_text(own) in (Path(__file__).resolve().parents[2] / "docs" / "strategies.md").read_text()
+
+
+BOOM = """import piper_jax as piper
+
+def third(values):
+    return values[3]
+
+@piper.strategy("Boom")
+def boom(plan, options):
+    return third([1, 2])
+"""
+
+
+def test_a_fault_in_a_strategy_names_its_line(tmp_path: Path):
+    (tmp_path / "boom.py").write_text(BOOM)
+    load_strategies(tmp_path / "boom.py")
+    with pytest.raises(DirectiveError) as caught:
+        chain(2).apply(Strategy(directives=(directive("Boom"),)))
+    assert str(caught.value) == (
+        "strategy Boom fails at boom.py:4: IndexError: list index out of range\n"
+        "help: correct boom.py; a strategy is a function of (plan, options)."
+    )
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_a_strategy_of_other_arguments_names_its_line(tmp_path: Path):
+    (tmp_path / "alone.py").write_text("import piper_jax as piper\n\n@piper.strategy('Alone')\ndef alone(plan): ...\n")
+    load_strategies(tmp_path / "alone.py")
+    with pytest.raises(DirectiveError, match=r"strategy Alone fails at alone\.py:3: TypeError: alone\(\) takes 1"):
+        chain(2).apply(Strategy(directives=(directive("Alone"),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("\n1 / 0\n", "bad.py:2: ZeroDivisionError: division by zero"),
+        ("\n\ndef f(:\n", "bad.py:3: SyntaxError: invalid syntax (bad.py, line 3)"),
+        ("import nowhere_to_be_found\n", "bad.py:1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("import piper_jax\npiper_jax.where(PP=-1)\n", "bad.py:2: FilterError: where(PP=-1): -1 is not a coordinate."),
+    ],
+)
+def test_a_strategy_file_that_fails_names_its_line(tmp_path: Path, text, fault):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(DirectiveError) as caught:
+        load_strategies(tmp_path / "bad.py")
+    assert str(caught.value) == f"{tmp_path / 'bad.py'} fails at {fault}\nhelp: correct the file."
+
+
+SUCH = 'help: such as @piper.strategy("Mine").'
+
+
+def mine(plan, options):
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        (lambda: piper.strategy(3), 'strategy(3) at LINE: a name is a string.\nhelp: such as @piper.strategy("Mine").'),
+        (lambda: piper.strategy(mine), '@piper.strategy at LINE has no name.\nhelp: write @piper.strategy("mine").'),
+        (
+            lambda: piper.strategy(" "),
+            "strategy(' ') at LINE: a name is one line of printable text.\nhelp: such as @piper.strategy(\"Mine\").",
+        ),
+        (
+            lambda: piper.strategy("a\nb"),
+            "strategy('a\\nb') at LINE: a name is one line of printable text.\n" + SUCH,
+        ),
+        (
+            lambda: piper.strategy("Mine")(5),
+            "strategy('Mine') at LINE: 5 is no function.\nhelp: put it above a def of (plan, options).",
+        ),
+    ],
+)
+def test_a_strategy_has_a_name_and_a_function(register, message):
+    with pytest.raises(DirectiveError) as caught:
+        register()
+    assert re.sub(r"test_strategies\.py:\d+", "LINE", str(caught.value)) == message
 
 
 # -- schedules ----------
