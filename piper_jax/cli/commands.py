@@ -11,11 +11,11 @@ from rich.table import Table
 
 from piper_jax.cli.boundary import EXIT_FAULT
 from piper_jax.cli.devices import prepare_devices
+from piper_jax.cli.selection import parsed_filter
 from piper_jax.config import Config, config_text
 from piper_jax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from piper_jax.ir.filters import Filter
     from piper_jax.planning import Plan
     from piper_jax.simulation import Report
     from piper_jax.train.batches import Batch
@@ -77,9 +77,9 @@ def show(source: Source, select: str | None, output: Path | None) -> int:
     from piper_jax.visualization import draw, grid_text
 
     console = Console()
+    chosen = None if select is None else parsed_filter(select)
     made = _loaded(console, source)
     report = _report(made, source, None, None)
-    chosen = _filter(select) if select else None
     if output is not None:
         _print(console, f"wrote {draw(made, output, select=chosen) if chosen else draw(report, output)}")
     elif chosen is not None:
@@ -215,14 +215,6 @@ def _measured_report(console: Console, source: Source, hardware: str | None) -> 
     report = run(made, costs=found.costs, title=_title(source))
     _print(console, f"{report}\n\n{found.beside(report)}")
     return report
-
-
-def _filter(text: str) -> Filter:
-    """``PP=0,MB=1,PASS=F`` or ``path=layers.3`` as a filter."""
-    from piper_jax.ir.filters import where
-
-    pairs = [part.partition("=") for part in text.split(",")]
-    return where(**{name.strip(): int(value) if value.strip().isdigit() else value.strip() for name, _, value in pairs})
 
 
 def _write_profile(console: Console, made: Plan, measured: Report) -> None:

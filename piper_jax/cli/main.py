@@ -77,7 +77,7 @@ def show(
     source: PlanOrConfig,
     overrides: Overrides = None,
     directive: Directives = None,
-    select: Annotated[str | None, typer.Option(help="Nodes, such as PP=0,MB=1,PASS=F or path=layers.3.")] = None,
+    select: Annotated[str | None, typer.Option(help="Nodes, such as PP=0-1,MB=(0,2),PASS=F or path=layers.3.")] = None,
     output: Output = None,
 ) -> None:
     """Show a plan: its grid, the nodes that a filter selects, or a picture of either."""

@@ -79,7 +79,8 @@ def chosen_nodes(dag: Dag, filter: Filter | None) -> tuple[NodeId, ...]:
     kept = {node for node in kept if not isinstance(dag.nodes[node], Send | Recv)}
     if len(kept) > MAX_NODES:
         raise FilterError(
-            f"a graph of {len(kept)} nodes cannot be read.", help="select fewer, such as select=where(MB=0)."
+            f"a graph of {len(kept)} nodes cannot be read.",
+            help="select fewer, such as select=where(MB=0) or --select MB=0.",
         )
     return tuple(node for node in dag.nodes if node in kept)
 

@@ -8,8 +8,10 @@ import pytest
 from traced_dags import chain
 from typer.testing import CliRunner
 
-from piper_jax import Strategy
+from piper_jax import Strategy, where
 from piper_jax.cli.main import app
+from piper_jax.cli.selection import parsed_filter
+from piper_jax.ir.filters import Filter
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_show_and_simulate_draw(plan_file: str, suffix: str, tmp_path: Path) -> 
     ("arguments", "code", "text"),
     [
         (("--select", "PP=9"), 1, "nearest to 9 is 1"),
-        (("--select", "STAGE=1"), 1, "STAGE"),
+        (("--select", "STAGE=1"), 2, "STAGE"),
         (("-o", "plan.xyz"), 2, ".xyz"),
     ],
 )
@@ -63,6 +65,43 @@ def test_faults_are_messages(plan_file: str, arguments: tuple[str, ...], code: i
     assert done.exit_code == code, done.output
     assert text in done.output
     assert len(done.output.splitlines()) <= 12
+
+
+@pytest.mark.parametrize(
+    ("text", "filter"),
+    [
+        ("PP=1,MB=2,PASS=F", where(PP=1, MB=2, PASS="F")),
+        ("PP=0-1", where(PP=range(2))),
+        (" PP = (0, 1) , MB=...", where(PP=(0, 1), MB=...)),
+        ("PP=(1,),MB=(0-1,3)", where(PP=1, MB=(0, 1, 3))),
+        ("PASS=(F,B)", where(PASS=("F", "B"))),
+        ('PASS="F",path=layers.*', where("layers.*", PASS="F")),
+    ],
+)
+def test_selections_are_filters(plan_file: str, text: str, filter: Filter) -> None:
+    assert parsed_filter(text) == filter
+    assert run("show", plan_file, "--select", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "selects nothing.\nhelp: such as PP=0,PASS=F; leave --select out for everything."),
+        ("PP=0,PP=1", "PP is given twice.\nhelp: write several as PP=(0,1)."),
+        ("PASS=F,PASS=B", "PASS is given twice.\nhelp: write several as PASS=(F,B)."),
+        ("PP=1-0", "PP=1-0 is no coordinate.\nhelp: write a number, 0-3, (0,2), or ... for any: PP=0-3."),
+        ("MB=-1", "MB=-1 is no coordinate.\nhelp: write a number, 0-3, (0,2), or ... for any: MB=0-3."),
+        ("MB=range(4)", "MB=range(4) is no coordinate.\nhelp: write a number, 0-3, (0,2), or ... for any: MB=0-3."),
+        ("PP=0,F", "'F' is not of the form key=value.\nhelp: such as PP=0,PASS=F."),
+        ("PP=0,", "'' is not of the form key=value.\nhelp: such as PP=0,PASS=F."),
+        ("pp=0", "unknown coordinate 'pp'.\nhelp: did you mean 'PP'?"),
+        ("PASS=X", "where(PASS='X'): unknown pass.\nhelp: known: B, BI, BW, F, U"),
+    ],
+)
+def test_selections_of_another_form_are_refused(plan_file: str, text: str, message: str) -> None:
+    done = CliRunner().invoke(app, ["show", plan_file, "--select", text])
+    assert done.exit_code == 2
+    assert done.stderr == f"ConfigError: --select {text!r}: {message}\n"
 
 
 @pytest.mark.parametrize(
