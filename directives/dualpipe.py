@@ -16,9 +16,10 @@ def dualpipe(plan, options):
     """Half of the microbatches enter at each end; every stage is on two ranks, which reduce its gradients together."""
     ranks, microbatches = options.pipeline_parallel, options.num_microbatches
     if ranks % 2:
+        near = " or ".join(str(even) for even in (ranks - 1, ranks + 1) if even)
         raise piper.DirectiveError(
             f"DualPipe pairs ranks, so pipeline_parallel={ranks} must be even.",
-            help=f"use pipeline_parallel={max(2, ranks - 1)} or {ranks + 1}, or DualPipeV.",
+            help=f"use pipeline_parallel={near}, or DualPipeV.",
         )
     options.require_microbatches(multiple_of=2, at_least=2 * ranks, rule=f"an even number from {2 * ranks}")
     plan, half = plan.cut(stages=ranks).split(where(), num_microbatches=microbatches), microbatches // 2

@@ -16,7 +16,7 @@ def interleaved_one_f_one_b(plan, options):
     """Stages p, p + P, p + 2P, ... run on rank p; the bubble shrinks by their number."""
     ranks, microbatches = options.pipeline_parallel, options.num_microbatches
     virtual, overlap = options.get("num_virtual_stages", 2), options.choice("communication_overlap", (False, True))
-    if not isinstance(virtual, int) or virtual < 1:
+    if type(virtual) is not int or virtual < 1:
         raise piper.DirectiveError(f"num_virtual_stages={virtual!r} is not a number from 1.", help="use 2, 3, ...")
     depth_first = options.choice("interleaved_schedule", ("depth_first", "breadth_first")) == "depth_first"
     if depth_first:

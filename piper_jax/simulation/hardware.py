@@ -12,7 +12,9 @@ Sources:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 
 from piper_jax.errors import ConfigError, suggest
 
@@ -34,6 +36,13 @@ class Level:
     bandwidth: float
     ring_bandwidth: float
     latency_seconds: float
+
+    def __post_init__(self) -> None:
+        owner = f"Level {self.name!r}"
+        require_numbers(owner, above=0, bandwidth=self.bandwidth, ring_bandwidth=self.ring_bandwidth)
+        require_numbers(owner, latency_seconds=self.latency_seconds)
+        if self.num_devices is not None:
+            require_numbers(owner, above=0, num_devices=self.num_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +66,38 @@ class Hardware:
     launch_seconds: float = 0.0
     concurrency: float | None = None
 
+    def __post_init__(self) -> None:
+        owner = f"Hardware {self.name!r}"
+        if not self.levels:
+            raise ConfigError(f"{owner}: levels is empty.", help="give one Level at least, with num_devices=None.")
+        if "float32" not in dict(self.flops_per_second):
+            raise ConfigError(
+                f"{owner}: flops_per_second has no float32.",
+                help="list it; the rate of dtypes that are not listed.",
+            )
+        for dtype, rate in self.flops_per_second:
+            require_numbers(owner, above=0, **{f"flops_per_second of {dtype}": rate})
+        require_numbers(owner, above=0, memory_bandwidth=self.memory_bandwidth, memory_bytes=self.memory_bytes)
+        require_numbers(owner, launch_seconds=self.launch_seconds)
+        if self.concurrency is not None:
+            require_numbers(owner, above=0, concurrency=self.concurrency)
+
     def peak(self, dtype: str) -> float:
         """Peak floating-point operations per second for ``dtype``."""
         rates = dict(self.flops_per_second)
         return rates.get(dtype, rates["float32"])
+
+
+def require_numbers(owner: str, *, above: float | None = None, **values: float) -> None:
+    """Refuses what is not a finite number from 0; where ``above`` is given, a number above it.
+
+    Raises:
+      ConfigError: names the owner and the value.
+    """
+    legal = "a finite number from 0" if above is None else f"a number above {above:g}"
+    for name, value in values.items():
+        if not isinstance(value, Real) or not (0 <= value < math.inf if above is None else value > above):
+            raise ConfigError(f"{owner}: {name}={value!r}.", help=f"give {legal}.")
 
 
 def _gpu(

@@ -13,7 +13,7 @@ from piper_jax.errors import ConfigError, PlanError
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, DeviceGroup, Op, OrderEdge, Recv, Send, Value
-from piper_jax.simulation import Hardware, Level, MeasuredCosts, UnitCosts, simulate
+from piper_jax.simulation import Hardware, Level, MeasuredCosts, RooflineCosts, UnitCosts, simulate
 from piper_jax.simulation.sharing import shared_seconds, sharing_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -239,3 +239,52 @@ def test_fifty_thousand_nodes_in_seconds():
     report = simulate(dag)
     assert time.process_time() - start < 10
     assert report.bubble == pytest.approx(63 / (128 + 63))
+
+
+# -- costs and hardware that cannot be ------------------------------------------------------------------------------
+WIRE = TOY.levels[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: UnitCosts(F=-1), "UnitCosts: F=-1.\nhelp: give a finite number from 0."),
+        (lambda: UnitCosts(BW=float("nan")), "UnitCosts: BW=nan.\nhelp: give a finite number from 0."),
+        (
+            lambda: replace(TOY, launch_seconds=-1e-6),
+            "Hardware 'toy': launch_seconds=-1e-06.\nhelp: give a finite number from 0.",
+        ),
+        (lambda: replace(TOY, memory_bandwidth=0), "Hardware 'toy': memory_bandwidth=0.\nhelp: give a number above 0."),
+        (lambda: replace(TOY, concurrency=0), "Hardware 'toy': concurrency=0.\nhelp: give a number above 0."),
+        (
+            lambda: replace(TOY, flops_per_second=(("float32", 0.0),)),
+            "Hardware 'toy': flops_per_second of float32=0.0.\nhelp: give a number above 0.",
+        ),
+        (
+            lambda: replace(TOY, flops_per_second=()),
+            "Hardware 'toy': flops_per_second has no float32.\nhelp: list it; the rate of dtypes that are not listed.",
+        ),
+        (
+            lambda: replace(TOY, levels=()),
+            "Hardware 'toy': levels is empty.\nhelp: give one Level at least, with num_devices=None.",
+        ),
+        (lambda: replace(WIRE, bandwidth=0), "Level 'wire': bandwidth=0.\nhelp: give a number above 0."),
+        (
+            lambda: replace(WIRE, ring_bandwidth=-1.0),
+            "Level 'wire': ring_bandwidth=-1.0.\nhelp: give a number above 0.",
+        ),
+        (
+            lambda: replace(WIRE, latency_seconds=-1.0),
+            "Level 'wire': latency_seconds=-1.0.\nhelp: give a finite number from 0.",
+        ),
+        (lambda: replace(WIRE, num_devices=0), "Level 'wire': num_devices=0.\nhelp: give a number above 0."),
+        (
+            lambda: RooflineCosts(hardware=TOY, efficiency=0),
+            "RooflineCosts: efficiency=0.\nhelp: give a number above 0.",
+        ),
+    ],
+)
+def test_costs_and_hardware_that_cannot_be_are_refused(make, message):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert str(caught.value) == message

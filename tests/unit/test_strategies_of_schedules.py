@@ -126,6 +126,13 @@ def test_illegal_counts_name_the_rule(name, P, M, text):
     assert caught.value.what == text
 
 
+@pytest.mark.parametrize(("P", "counts"), [(1, "2"), (3, "2 or 4"), (5, "4 or 6")])
+def test_dualpipe_names_the_even_counts_beside(P, counts):
+    with pytest.raises(DirectiveError) as caught:
+        planned("DualPipe", P, 12)
+    assert caught.value.help == f"use pipeline_parallel={counts}, or DualPipeV."
+
+
 @pytest.mark.parametrize(
     ("name", "P", "M", "fix"),
     [
@@ -214,6 +221,7 @@ def test_activation_checkpointing_takes_a_policy_and_paths():
         ("Interleaved1F1B", {"interleaved_schedule": "depth-first"}, "did you mean 'depth_first'?"),
         ("ZBV", {"memory_optimization": "activation_checkpoint"}, "did you mean 'activation_checkpointing'?"),
         ("Interleaved1F1B", {"num_virtual_stages": 0}, "num_virtual_stages=0 is not a number from 1."),
+        ("Interleaved1F1B", {"num_virtual_stages": True}, "num_virtual_stages=True is not a number from 1."),
     ],
 )
 def test_options_that_mean_nothing_are_errors_with_a_suggestion(name, options, text):

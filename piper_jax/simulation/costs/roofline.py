@@ -9,7 +9,7 @@ from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Compute, Node, Op, Recv, Send, Update
 from piper_jax.simulation.costs.base import Cost, CostModel
 from piper_jax.simulation.costs.network import Network
-from piper_jax.simulation.hardware import Hardware, hardware_profile
+from piper_jax.simulation.hardware import Hardware, hardware_profile, require_numbers
 from piper_jax.simulation.sizes import Sizes
 
 
@@ -27,6 +27,9 @@ class RooflineCosts(CostModel):
 
     hardware: Hardware | str
     efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_numbers("RooflineCosts", above=0, efficiency=self.efficiency)
 
     def describe(self, passes: Set[str]) -> str:
         """Such as ``"roofline h100"``."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Compute, Node
 from piper_jax.simulation.costs.base import Cost, CostModel
+from piper_jax.simulation.hardware import require_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,9 @@ class UnitCosts(CostModel):
     B: float = 2
     BI: float = 1
     BW: float = 1
+
+    def __post_init__(self) -> None:
+        require_numbers("UnitCosts", F=self.F, B=self.B, BI=self.BI, BW=self.BW)
 
     def describe(self, passes: Set[str]) -> str:
         """Such as ``"F=1 B=2"``, or ``"F=1 BI=1 BW=1"`` where backward is split."""
