@@ -28,6 +28,7 @@ class StateCollective:
       does: sum accumulators over the copies to gradients; the same to shards; add the sum of one span of microbatches
         to accumulated shards; or gather shards.
       when: beside compute, or before or after the update of its group.
+      chain: collectives of one program and chain follow each other; those of different chains may overlap.
       reads, writes: keys on ``group``, in pairs (``accumulate`` also reads what it writes).
     """
 
@@ -39,6 +40,7 @@ class StateCollective:
     owned: Ownership
     reads: tuple[Key, ...]
     writes: tuple[Key, ...]
+    chain: str = ""
 
     @property
     def mb(self) -> int:
@@ -50,9 +52,9 @@ class StateCollective:
         return self.does == "gather" and self.when != "slot"
 
     def run(self, env: dict[Key, Any]) -> None:
-        """Replaces what it reads by what it writes; collectives of one program follow each other."""
+        """Replaces what it reads by what it writes, after the collectives before it on its chain."""
         values = [env[k] for k in self.reads[: len(self.writes)]]
-        fence = Key("fence", self.group)
+        fence = Key("fence", self.group, self.chain)
         if fence in env:
             values, _ = jax.lax.optimization_barrier((values, env[fence]))
         axes, count = self.owned.axes, self.owned.num_shards
@@ -112,9 +114,10 @@ def state_collective(context: Context, node: Collective) -> StateCollective | No
         reads = [key.shard for key in writes]
         if gradients[0] not in writes:
             when = "after" if node.id.PASS == "U" else "slot"
+    # CPU devices have no streams: a collective that could start in either order there may wait for another for ever.
     return StateCollective(
         context=context, group=group, id=node.id, does=does, when=when, owned=owned, reads=tuple(reads),
-        writes=tuple(writes),
+        writes=tuple(writes), chain=node.stream if context.has_streams else "",
     )  # fmt: skip
 
 
