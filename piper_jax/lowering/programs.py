@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,10 +49,14 @@ class Compiler:
 
     Attributes:
       donation: whether programs may overwrite their inputs' buffers.
+      options: of XLA, by name.
+      runs: False where executables are looked at and not called: one serves all devices, though it is of the first.
       num_compiles: XLA compilations so far.  num_shared: programs that re-used one.
     """
 
     donation: bool = True
+    options: Mapping[str, bool | str] = field(default_factory=dict)
+    runs: bool = True
     num_compiles: int = 0
     num_shared: int = 0
     _known: dict[str, tuple[tuple[Any, ...], Future]] = field(default_factory=dict)
@@ -102,18 +106,21 @@ class Compiler:
     def _submit(self, lowered: Any, digest: str, devices: tuple[Any, ...]) -> Callable[[], jax.stages.Compiled]:
         if digest not in self._known:
             self.num_compiles += 1
-            self._known[digest] = devices, self._pool.submit(lowered.compile)
+            self._known[digest] = devices, self._pool.submit(self._compile, lowered)
             return self._known[digest][1].result
         source, known = self._known[digest]
 
         def shared() -> jax.stages.Compiled:
             found = known.result()
-            if source != devices:
+            if source != devices and self.runs:
                 found = _jax_compat.relocate(found, source, devices)
             if found is not None:
                 self.num_shared += 1
                 return found
             self.num_compiles += 1
-            return lowered.compile()
+            return self._compile(lowered)
 
         return shared
+
+    def _compile(self, lowered: Any) -> jax.stages.Compiled:
+        return lowered.compile(compiler_options=dict(self.options) or None)
