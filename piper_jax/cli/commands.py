@@ -12,7 +12,7 @@ from rich.table import Table
 from piper_jax.cli.boundary import EXIT_FAULT
 from piper_jax.cli.devices import prepare_devices
 from piper_jax.cli.selection import parsed_filter
-from piper_jax.config import Config, config_text
+from piper_jax.config import Config, DevicesSection, config_text
 from piper_jax.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +88,23 @@ def show(source: Source, select: str | None, output: Path | None) -> int:
         _print(console, selection_text(made.complete(), chosen))
     else:
         _print(console, grid_text(report))
+    return 0
+
+
+def compile_for(source: Source, target: str) -> int:
+    """Compiles every program of a plan for absent hardware; prints memory, FLOPs and what XLA's schedule hides."""
+    from piper_jax.targets.profiles import parse_target
+    from piper_jax.targets.topology import require_compiler
+
+    if isinstance(source, Path):
+        raise ConfigError("a saved plan has no programs to compile.", help="give the configuration that it is of.")
+    found = parse_target(target)
+    require_compiler(found)
+    console, job = Console(), _job(source.model_copy(update={"devices": DevicesSection(platform="cpu")}))
+    made = _planned(console, job)
+    from piper_jax.targets.ahead import compile_ahead
+
+    _print(console, str(compile_ahead(made, found)))
     return 0
 
 

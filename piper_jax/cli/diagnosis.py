@@ -7,7 +7,11 @@ import importlib.util
 import sys
 
 TESTED = {(3, 11): {"jax": "0.10.2", "flax": "0.12.8"}, (3, 12): {"jax": "0.12", "flax": "0.12.12"}}
-OPTIONAL = {"libtpu": "compiling for TPU without one", "matplotlib": "pictures (.svg .png .pdf)"}
+OPTIONAL = {
+    "libtpu": "compiling for TPU without one",
+    "jax_cuda12_plugin": "compiling for NVIDIA GPUs without one",
+    "matplotlib": "pictures (.svg .png .pdf)",
+}
 
 
 def diagnose() -> tuple[list[str], bool]:

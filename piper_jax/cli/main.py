@@ -84,6 +84,17 @@ def show(
     _run(lambda found: commands.show(found, select, output), source, overrides, directive, output, True)
 
 
+@app.command(name="compile")
+def compile_command(
+    config: ConfigPath,
+    target: Annotated[str, typer.Option(help="Chips and their shape: gpu:h100:1x8 or tpu:v5p:2x2x2.")],
+    overrides: Overrides = None,
+    directive: Directives = None,
+) -> None:
+    """Compile a plan for hardware that is not there: memory, FLOPs, and which collectives XLA hides."""
+    _run(lambda found: commands.compile_for(found, target), config, overrides, directive)
+
+
 @app.command()
 def doctor() -> None:
     """Print versions and devices, and what is missing."""

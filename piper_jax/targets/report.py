@@ -1,0 +1,162 @@
+"""What compiling for a target shows: each program's memory and work, and which collectives are hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from piper_jax.simulation.hardware import HARDWARE, Hardware
+from piper_jax.targets.overlap import CollectiveUse
+from piper_jax.targets.profiles import Target
+from piper_jax.visualization.labels import bytes_text
+
+MAX_LABEL = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramReport:
+    """One distinct program.
+
+    Attributes:
+      num_runs: how many dispatches of a step run it, on all its groups together.
+      argument_bytes, output_bytes, temporary_bytes: on one device; ``alias_bytes`` of the outputs lie in arguments.
+      flops: of one run on one device.
+      is_alone: it holds no compute beside which a collective could run.
+    """
+
+    label: str
+    role: str
+    groups: tuple[str, ...]
+    num_runs: int
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+    flops: float
+    collectives: tuple[CollectiveUse, ...]
+    is_alone: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of this program by itself, without what else is on the device."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetReport:
+    """A plan compiled for a target. ``print`` shows it.
+
+    Attributes:
+      num_devices: that the plan uses.
+      options: of the compiler.
+      num_transfers: between groups; they run no program.
+      seconds: that lowering and compiling took here.
+    """
+
+    target: Target
+    num_devices: int
+    options: Mapping[str, bool | str]
+    programs: tuple[ProgramReport, ...]
+    num_transfers: int
+    seconds: float
+
+    @property
+    def collectives(self) -> tuple[tuple[ProgramReport, CollectiveUse], ...]:
+        """Every collective of every distinct program."""
+        return tuple((program, use) for program in self.programs for use in program.collectives)
+
+    @property
+    def num_collectives(self) -> int:
+        """Collectives of one step."""
+        return sum(program.num_runs for program, _ in self.collectives)
+
+    @property
+    def num_hidden(self) -> int:
+        """Those beside which any compute runs."""
+        return sum(program.num_runs for program, use in self.collectives if use.is_hidden)
+
+    @property
+    def num_under_products(self) -> int:
+        """Those beside which a matrix product runs."""
+        return sum(program.num_runs for program, use in self.collectives if use.num_products)
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """Peak rates to estimate with: of GPUs only, since the text for TPU has cycles."""
+        return HARDWARE.get(self.target.chip.name) if self.target.family == "gpu" else None
+
+    def verdict(self, program: ProgramReport, use: CollectiveUse) -> str:
+        """``hidden``, ``hidden in part`` (the compute beside it should take less time) or ``exposed``, and why."""
+        if use.is_hidden:
+            return "hidden in part" if self.hardware is not None and use.cover(self.hardware) < 1 else "hidden"
+        if program.is_alone:
+            return "exposed: alone in its program"
+        return "exposed" if use.is_asynchronous else "exposed: synchronous"
+
+    def __str__(self) -> str:
+        return "\n".join([*self._heading(), "", *self._programs(), *self._collectives(), "", self._summary()])
+
+    def _heading(self) -> Iterable[str]:
+        runs = sum(p.num_runs for p in self.programs)
+        devices = f"{self.num_devices} of {self.target.num_devices} devices"
+        counts = f"{len(self.programs)} programs, {runs} runs and {self.num_transfers} transfers a step"
+        yield f"target   {self.target}, {devices}: {counts}; lowered and compiled in {self.seconds:.1f} s"
+        chosen = " ".join(f"{name}={str(value).lower()}" for name, value in self.options.items())
+        yield f"options  {chosen or 'none; the defaults of the compiler'}"
+
+    def _programs(self) -> Iterable[str]:
+        header = ("program", "on", "runs", "GFLOP", "arguments", "outputs", "reused", "temporary", "collectives")
+        rows = [
+            (
+                _short(p.label), _groups(p.groups), str(p.num_runs), f"{p.flops / 1e9:.2f}",
+                *map(bytes_text, (p.argument_bytes, p.output_bytes, p.alias_bytes, p.temporary_bytes)),
+                str(len(p.collectives)),
+            )
+            for p in self.programs
+        ]  # fmt: skip
+        yield from _table(header, rows, left=2)
+
+    def _collectives(self) -> Iterable[str]:
+        rows = [
+            (
+                _short(p.label), u.kind, str(p.num_runs), bytes_text(u.num_bytes), self._cover(u), u.text(),
+                self.verdict(p, u),
+            )
+            for p, u in self.collectives
+        ]  # fmt: skip
+        if rows:
+            yield ""
+            header = ("program", "collective", "runs", "bytes", "cover", "between its start and its done", "")
+            yield from _table(header, rows, left=2, left_from=5)
+
+    def _cover(self, use: CollectiveUse) -> str:
+        return f"{use.cover(self.hardware):.2f}" if self.hardware is not None and use.is_hidden else ""
+
+    def _summary(self) -> str:
+        if not self.num_collectives:
+            return "no collectives"
+        hidden = f"{self.num_hidden} of {self.num_collectives} collectives of a step run beside compute"
+        whole = sum(p.num_runs for p, u in self.collectives if self.verdict(p, u) == "hidden")
+        estimate = f"; by peak rates {whole} are hidden as a whole" if self.hardware is not None else ""
+        return f"{hidden}, {self.num_under_products} of them beside matrix products{estimate}"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 3]}..."
+
+
+def _groups(names: Sequence[str]) -> str:
+    return ",".join(names) if len(names) < 4 else f"{names[0]}..{names[-1]}"
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, left_from: int | None = None
+) -> Iterable[str]:
+    """Lines with aligned columns: the first ``left`` and those from ``left_from`` to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if k < left or (left_from is not None and k >= left_from) else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
