@@ -91,13 +91,11 @@ def show(source: Source, select: str | None, output: Path | None) -> int:
     return 0
 
 
-def compile_for(source: Source, target: str) -> int:
+def compile_for(source: Config, target: str) -> int:
     """Compiles every program of a plan for absent hardware; prints memory, FLOPs and what XLA's schedule hides."""
     from piper_jax.targets.profiles import parse_target
     from piper_jax.targets.topology import require_compiler
 
-    if isinstance(source, Path):
-        raise ConfigError("a saved plan has no programs to compile.", help="give the configuration that it is of.")
     found = parse_target(target)
     require_compiler(found)
     console, job = Console(), _job(source.model_copy(update={"devices": DevicesSection(platform="cpu")}))

@@ -67,7 +67,7 @@ def test_a_wrong_target_and_a_saved_plan_exit_with_two(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["compile", TINY, "--target", "gpu:h10:1x8"]).exit_code == 2
     result = CliRunner().invoke(app, ["compile", str(tmp_path / "plan.json"), "--target", "gpu:h100:1x8"])
     assert result.exit_code == 2
-    assert "a saved plan has no programs to compile" in result.stderr
+    assert "a saved plan has no model to plan or run" in result.stderr
 
 
 def test_the_compiler_finds_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
