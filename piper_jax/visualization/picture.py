@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from piper_jax.errors import ConfigError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 TALL, THIN, GAP = 1.0, 0.28, 0.3  # heights of lanes and the space between groups, in rows
 INK, MUTED, IDLE = "#1f2933", "#66727f", "#eef1f4"
+MAX_TITLE = 60
 TASK_COLORS = ("F", "B", "BI", "BW", "U")
 MAX_LABELS = 4000
 WIDTH_INCHES = 12.0
@@ -166,7 +168,15 @@ def _draw_heading(figure: Figure, report: Report, scene: Scene, size: tuple[floa
         f"makespan {time_text(report.makespan, report.time_unit)}",
         f"bubble {report.bubble:.1%}",
     )
-    figure.text(0.02, 1 - 0.26 * line, report.title or "step", fontsize=13, fontweight="bold", color=INK, va="center")
+    figure.text(
+        0.02,
+        1 - 0.26 * line,
+        shorten(report.title or "step", MAX_TITLE, placeholder=" ..."),
+        fontsize=13,
+        fontweight="bold",
+        color=INK,
+        va="center",
+    )
     figure.text(0.02, 1 - 0.52 * line, "   ".join(facts), fontsize=8.5, color=MUTED, va="center")
     used = {box.color for box in scene.boxes}
     _draw_legend(figure, {key: color for key, color in COLORS.items() if key in used}, 1 - 0.26 * line)

@@ -12,6 +12,7 @@ from piper_jax.visualization.labels import bytes_text, time_text
 from piper_jax.visualization.picture import png_bytes
 
 MAX_ROWS = 24
+CELL = "padding:2px 10px;text-align:right;font:12px sans-serif"
 GROWN = {"parameters": "gathered parameters", "optimizer": "gathered optimizer state"}
 NOTEBOOK_COLUMNS = 200
 
@@ -56,8 +57,9 @@ def _shortage(report: Report) -> list[str]:
 def summary_html(report: Report) -> str:
     """The table and the timeline for notebooks; the text grid where matplotlib is not installed."""
     header, *rows = _table(report)
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[:MAX_ROWS])
+    head = "".join(f'<th style="{CELL}">{escape(cell)}</th>' for cell in header)
+    cells = ("".join(f'<td style="{CELL}">{escape(cell)}</td>' for cell in row) for row in rows[:MAX_ROWS])
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     if report.notes:
         table += f"<pre>{escape(chr(10).join(_notes(report)))}</pre>"
