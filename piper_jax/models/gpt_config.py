@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
-from piper_jax.errors import ConfigError, suggest
-
-Dtype = Literal["float32", "bfloat16", "float64"]
+from piper_jax.errors import ConfigError
+from piper_jax.models.presets import Dtype, from_preset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,33 +64,9 @@ def gpt_config(*, preset: str = "demo", **changes: Any) -> GPTConfig:
     Raises:
       ConfigError: an unknown preset or field, a value of the wrong type, or sizes that do not fit each other.
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"gpt: there is no preset {preset!r}.", help=suggest(str(preset), PRESETS))
-    names = {field.name for field in fields(GPTConfig)}
-    hints = get_type_hints(GPTConfig)
-    for name, value in changes.items():
-        if name not in names:
-            fix = suggest(name, {*names, "preset"})
-            raise ConfigError(f"gpt: there is no argument {name!r}.", help=fix, argument=name)
-        if not _fits(value, hints[name]):
-            fix = f"give {_described(hints[name])}."
-            raise ConfigError(f"gpt: {name}={value!r} has the wrong type.", help=fix, argument=name)
-    config = replace(PRESETS[preset], **changes)
+    config = from_preset("gpt", PRESETS, preset, changes)
     _check_sizes(config)
     return config
-
-
-def _fits(value: object, hint: Any) -> bool:
-    if get_args(hint):
-        return value in get_args(hint)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is hint
-
-
-def _described(hint: Any) -> str:
-    options = get_args(hint)
-    return f"one of {', '.join(options)}" if options else f"a value of type {hint.__name__}"
 
 
 def _check_sizes(config: GPTConfig) -> None:
