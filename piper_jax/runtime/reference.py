@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from piper_jax.runtime.replicas import REPLICA_AXIS, over_replicas
 from piper_jax.tracing.annotations import loss_parts, replica_axes
 from piper_jax.tracing.loss_program import batch_layout, call_loss
 from piper_jax.tracing.model_state import ModelState, model_state
-
-_AXIS = "piper_replica"
 
 TOLERANCES: Mapping[str, float] = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 2e-2}
 """How far a planned step may be from the reference, by the narrowest dtype that the loss computes in: the largest
@@ -50,14 +49,13 @@ def reference_gradients(
     ]
 
     def parts(trained: list[Any], m: Any) -> dict[str, Any]:
-        full = _with_trained(state, values, trained)
-
-        def one(rows_of: list[Any], replica: Any) -> dict[str, Any]:
+        def one(trained: list[Any], rows_of: list[Any], replica: Any) -> dict[str, Any]:
+            full = _with_trained(state, values, trained)
             slice_key = jax.random.fold_in(step_key, m * num_replicas + replica)
-            with replica_axes((_AXIS,)):
+            with replica_axes((REPLICA_AXIS,)):
                 return loss_parts(call_loss(loss_fn, state, full, layout.build(rows_of), slice_key)[0])[0]
 
-        return jax.vmap(one, axis_name=_AXIS)([v[m] for v in sliced], jnp.arange(num_replicas))
+        return over_replicas(one, trained, [v[m] for v in sliced], jnp.arange(num_replicas))
 
     trained = [values[i] for i in state.trainable]
     loss, grads = _accumulate(parts, trained, num_microbatches, num_microbatches * num_replicas)

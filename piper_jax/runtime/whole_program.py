@@ -13,9 +13,8 @@ import numpy as np
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.shards import from_rows
+from piper_jax.runtime.replicas import REPLICA_AXIS, over_replicas
 from piper_jax.tracing.flat import FlatEqn, read
-
-_AXIS = "piper_replica"
 
 
 def relative_difference(found: Any, expected: Any) -> float:
@@ -66,7 +65,7 @@ class WholeProgram:
             env = self._environment(trained, row, key)
             nudge = dict(zip(smooth, nudges, strict=True))
             for eqn in eqns:
-                flat.run([eqn], env, (_AXIS,))
+                flat.run([eqn], env, (REPLICA_AXIS,))
                 env.update({-1 - o: env[o] + nudge[o] for o in eqn.outputs if o in nudge})
             terms = [jnp.asarray(read(a, env)) for _, a in program.terms]
             metrics = [jnp.asarray(read(metric.atom, env)) for metric in program.metrics]
@@ -99,7 +98,7 @@ class WholeProgram:
             env |= dict(zip(chunk.externals, others, strict=True)) | dict(
                 zip(chunk.diff_externals, smooth, strict=True)
             )
-            flat.run((flat.eqns[i] for i in chunk.eqns), env, (_AXIS,))
+            flat.run((flat.eqns[i] for i in chunk.eqns), env, (REPLICA_AXIS,))
             passed = sum((env[v] * g).sum() for v, g in zip(chunk.diff_exports, seeds, strict=True))
             return self._objective(chunk.diff_terms, env) + passed, None
 
@@ -112,8 +111,7 @@ class WholeProgram:
         rows, keys = self._rows(m), self._keys(m)
 
         def whole(trained: Sequence[Any], smooth: Sequence[Any]) -> tuple[Any, Any]:
-            mapped = jax.vmap(one, in_axes=(None, 0, 0, 0, 0), axis_name=_AXIS)
-            objectives, aux = mapped(trained, smooth, fixed, rows, keys)
+            objectives, aux = over_replicas(one, trained, smooth, fixed, rows, keys)
             return objectives.sum(), aux
 
         trained = [self._state(leaf) for leaf in self.context.source.state.trainable]
