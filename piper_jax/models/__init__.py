@@ -1,1 +1,1 @@
-"""Example Flax models: byte-level GPTs for NNX and Linen, written as any user would write them."""
+"""Example Flax models, written as any user would write them: GPTs for NNX and Linen, a mixture of experts for NNX."""

@@ -1,4 +1,4 @@
-"""Causal self-attention with rotary positions, as plain functions that both GPTs use."""
+"""Causal self-attention with rotary positions, as plain functions that all models use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,17 @@ def causal_attention(qkv: Float[Array, "batch length width"], num_heads: int) ->
     return jax.nn.dot_product_attention(query, key, value, is_causal=True).reshape(batch, length, width // 3)
 
 
-def rotary(x: Float[Array, "batch length heads dim"]) -> Float[Array, "batch length heads dim"]:
-    """Turns each pair of features by an angle that grows with the position (RoFormer, arXiv 2104.09864)."""
+def rotary(
+    x: Float[Array, "batch length heads dim"], base: float = ROTARY_BASE
+) -> Float[Array, "batch length heads dim"]:
+    """Turns each pair of features by an angle that grows with the position (RoFormer, arXiv 2104.09864).
+
+    Args:
+      base: the slowest pair turns by about ``1 / base`` a position.
+    """
     length, dim = x.shape[1], x.shape[-1]
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    frequency = ROTARY_BASE ** (-jnp.arange(0, dim, 2, dtype=dtype) / dim)
+    frequency = base ** (-jnp.arange(0, dim, 2, dtype=dtype) / dim)
     angle = jnp.arange(length, dtype=dtype)[:, None, None] * frequency
     first, second = jnp.split(x.astype(dtype), 2, axis=-1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)

@@ -23,12 +23,14 @@ class LanguageModel:
       init: random key -> parameters (a pytree) or an ``nnx.Module``.
       loss_fn: ``loss_fn(params_or_model, batch[, rng])``; the batch is ``{"tokens", "targets"}``, each int32
         ``[batch, length]``; the loss is the mean over all targets, in nats.
-      evaluation_loss_fn: the same without dropout; None where that is ``loss_fn`` itself.
+      evaluation_loss_fn: the same without dropout and auxiliary terms; None where that is ``loss_fn`` itself.
+      summary: metrics of a step -> what is shown of them beside the loss, by name; None shows the loss alone.
     """
 
     init: Callable[[jax.Array], Any]
     loss_fn: Callable[..., Any]
     evaluation_loss_fn: Callable[..., Any] | None = None
+    summary: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None
 
     def shapes(self) -> Any:
         """What ``init`` returns with ``jax.ShapeDtypeStruct`` leaves; computes nothing."""
