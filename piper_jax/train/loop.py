@@ -43,7 +43,8 @@ def run_job(job: Job, plan: piper.Plan, corpus: Corpus, display: Display) -> Sum
     for step in range(1, sizes.steps + 1):
         state, metrics = train.step(state, next(batches))
         loss = float(metrics["loss"])
-        display.step(StepMetrics(step=step, loss=loss, tokens_per_second=meter.step_ended()))
+        named = {} if job.model.summary is None else job.model.summary(metrics)
+        display.step(StepMetrics(step=step, loss=loss, tokens_per_second=meter.step_ended(), named=named))
         if step == 1:
             first_ended = time.perf_counter()
         if evaluation.every and step % evaluation.every == 0 and step < sizes.steps:

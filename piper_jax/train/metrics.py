@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from piper_jax.simulation.report import Report
@@ -20,11 +20,18 @@ class StepMetrics:
       step: steps done, from 1.
       loss: of this step's batch, in nats.
       tokens_per_second: over the last steps; None until two steps after compiling are done.
+      named: what the model's summary says of the step's other metrics.
     """
 
     step: int
     loss: float
     tokens_per_second: float | None
+    named: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def values(self) -> str:
+        """The loss and the named values, such as ``loss 2.773  balance 1.020``."""
+        return "  ".join(f"{name} {value:.3f}" for name, value in {"loss": self.loss, **self.named}.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ def progress_display(console: Console, *, num_steps: int, log_every: int) -> Ite
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}  {task.fields[rate]}"),
+        TextColumn("{task.fields[values]}  {task.fields[rate]}"),
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console) as bar:
@@ -42,16 +42,14 @@ def progress_display(console: Console, *, num_steps: int, log_every: int) -> Ite
 class _Bar:
     def __init__(self, bar: Progress, num_steps: int):
         self._bar = bar
-        self._task = bar.add_task("training", total=num_steps, loss="-", rate="")
+        self._task = bar.add_task("training", total=num_steps, values="loss -", rate="")
 
     def compiling(self) -> None:
         self._bar.update(self._task, description="compiling")
 
     def step(self, metrics: StepMetrics) -> None:
         rate = "" if metrics.tokens_per_second is None else f"{metrics.tokens_per_second:,.0f} tokens/s"
-        self._bar.update(
-            self._task, description="training", completed=metrics.step, loss=f"{metrics.loss:.3f}", rate=rate
-        )
+        self._bar.update(self._task, description="training", completed=metrics.step, values=metrics.values, rate=rate)
 
     def evaluation(self, step: int, loss: float) -> None:
         self._bar.console.print(f"step {step}: held-out loss {loss:.3f}")
@@ -67,7 +65,7 @@ class _Lines:
     def step(self, metrics: StepMetrics) -> None:
         if metrics.step == 1 or metrics.step % self._log_every == 0 or metrics.step == self._num_steps:
             rate = "" if metrics.tokens_per_second is None else f"  {metrics.tokens_per_second:,.0f} tokens/s"
-            self._print(f"step {metrics.step}/{self._num_steps}  loss {metrics.loss:.3f}{rate}")
+            self._print(f"step {metrics.step}/{self._num_steps}  {metrics.values}{rate}")
 
     def evaluation(self, step: int, loss: float) -> None:
         self._print(f"step {step}/{self._num_steps}  held-out loss {loss:.3f}")
