@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,8 +14,14 @@ from piper_jax.config.strategies import planned_strategy
 from piper_jax.config.text import Document, parse_document
 from piper_jax.errors import ConfigError, suggest
 from piper_jax.models.gpt_config import gpt_config
+from piper_jax.models.moe_config import moe_config
 
-BUILT_IN_MODELS = ("gpt", "gpt_linen")
+BUILT_IN_MODELS: Mapping[str, Callable[..., object]] = {
+    "gpt": gpt_config,
+    "gpt_linen": gpt_config,
+    "moe": moe_config,
+}
+"""Names of models, and what checks their arguments."""
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -56,7 +62,7 @@ def _check_model(config: Config, document: Document) -> None:
     name, at = config.model.name, document.place(("model", "name"))
     if name in BUILT_IN_MODELS:
         try:
-            gpt_config(**config.model.arguments)
+            BUILT_IN_MODELS[name](**config.model.arguments)
         except ConfigError as error:
             at = document.place(("model", "arguments", str(error.data.get("argument", "preset"))))
             raise ConfigError(f"{at}: model.arguments: {error.what}", help=error.help) from None

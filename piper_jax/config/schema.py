@@ -36,9 +36,10 @@ class ModelSection(Section):
     """Which model.
 
     Attributes:
-      name: ``gpt``, ``gpt_linen``, or ``package.module:function`` that returns a
+      name: ``gpt``, ``gpt_linen``, ``moe``, or ``package.module:function`` that returns a
         ``piper_jax.models.language_model.LanguageModel``.
-      arguments: its keyword arguments; for the GPTs those of ``gpt_config``, ``preset`` included.
+      arguments: its keyword arguments; for the GPTs those of ``gpt_config``, for ``moe`` those of ``moe_config``,
+        ``preset`` included.
     """
 
     name: str = "gpt"

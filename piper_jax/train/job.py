@@ -19,6 +19,7 @@ from piper_jax.train.optimizers import build_optimizer
 BUILT_IN_MODELS = {
     "gpt": "piper_jax.models.gpt:language_model",
     "gpt_linen": "piper_jax.models.gpt_linen:language_model",
+    "moe": "piper_jax.models.moe:language_model",
 }
 
 

