@@ -73,7 +73,7 @@ def _name(value: Any) -> str:
 def test_a_step_is_that_of_one_device(changes: dict[str, Any], layout: dict[str, Any]) -> None:
     tested = problem(changes)
     train = assert_equivalent(tested, strategy(**layout))
-    metrics = train.evaluate(train.init(tested.params), tested.batch)
+    _, metrics = train.step(train.init(tested.params), tested.batch)
     names = {"loss", "token_loss", "balance_loss", "expert_load"}
     assert set(metrics) == (names if changes.get("dispatch") else {*names, "dropped_fraction"})
     assert len(metrics["expert_load"]) == changes.get("num_layers", SIZES["num_layers"])
@@ -85,11 +85,10 @@ def test_a_step_is_that_of_one_device(changes: dict[str, Any], layout: dict[str,
 
 
 def test_the_gradient_of_the_router_does_not_depend_on_the_layout() -> None:
-    """The same two microbatches on one, two and four replicas: a balance loss of each replica's own would differ."""
+    """The same two microbatches on one and on four replicas: a balance loss of each replica's own would differ."""
     tested, found = problem(DROPLESS | {"num_layers": 1}), []
-    for data in (1, 2, 4):
+    for data in (1, 4):
         train = tested.parallelize(strategy(data=data, microbatches=2))
         found.append(train.gradients(train.init(tested.params), tested.batch))
-    for other in found[1:]:
-        assert_close(other, found[0], TOLERANCES["float32"], "gradient")
+    assert_close(found[1], found[0], TOLERANCES["float32"], "gradient")
     assert float(jnp.abs(found[0]["layers"][0]["mlp"]["router"]["scores"]["kernel"][...]).max()) > 0
