@@ -53,7 +53,7 @@ class Bisection:
         given: set[Key] = set()
         for instruction in instructions:
             for node in instruction.nodes:
-                if isinstance(self.context.dag.nodes[node], Compute):
+                if isinstance(self.context.dag.nodes.get(node), Compute):
                     given.update(k for k in instruction.writes if k.kind == "cotangent")
                     if (difference := self._node(node, values, cotangents, given)) is not None:
                         return difference
