@@ -87,9 +87,9 @@ def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
 
 
 def state_buckets(node: Collective) -> tuple[str, ...]:
-    """The state buckets whose gradients or parameters a collective moves; several where ``bucket_bytes`` joins them."""
+    """The buckets whose gradients, parameters or moments a collective moves; several where ``bucket_bytes`` joins them."""
     parts = (v.partition(" ") for v in node.values)
-    return tuple(dict.fromkeys(b for what, _, b in parts if what in ("gradient", "parameters") and b))
+    return tuple(dict.fromkeys(b for what, _, b in parts if what in ("gradient", "parameters", "state") and b))
 
 
 def state_collective(context: Context, node: Collective) -> StateCollective | None:
@@ -105,14 +105,15 @@ def state_collective(context: Context, node: Collective) -> StateCollective | No
     if node.kind == "all_reduce":
         does, reads, writes = "reduce", accumulators, gradients
     elif node.kind == "reduce_scatter" and owned.span is not None:
-        does, when, writes = "accumulate", "slot", [key.shard for key in accumulators]
-        reads = [*(unreduced_key(context, group, leaf, node.id.MB or 0) for leaf in leaves), *writes]
+        given = [leaf for leaf in leaves if leaf in context.with_gradient]
+        does, when, writes = "accumulate", "slot", [Key("accumulator", group, leaf).shard for leaf in given]
+        reads = [*(unreduced_key(context, group, leaf, node.id.MB or 0) for leaf in given), *writes]
     elif node.kind == "reduce_scatter":
         does, reads, writes = "scatter", accumulators, [key.shard for key in gradients]
     else:
         does, writes = "gather", list(_gathered(context, node, group, leaves))
         reads = [key.shard for key in writes]
-        if gradients[0] not in writes:
+        if {key.kind for key in writes} == {"state"}:
             when = "after" if node.id.PASS == "U" else "slot"
     # CPU devices have no streams: a collective that could start in either order there may wait for another for ever.
     return StateCollective(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Compute, Send
+from piper_jax.ir.nodes import Collective, Compute, Send
 from piper_jax.ir.ownership import Ownership, ownerships
 from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
 from piper_jax.lowering.keys import Key
@@ -131,6 +131,18 @@ class Context:
     def owned_leaf(self) -> dict[int, Ownership]:
         """The same by state leaf."""
         return {leaf: o for bucket, o in self.owned.items() for leaf in self.source.bucket_leaves[bucket]}
+
+    @cached_property
+    def reduced(self) -> frozenset[str]:
+        """Buckets whose gradients a collective sums; the others have one copy, or no gradient at all."""
+        kinds = ("all_reduce", "reduce_scatter")
+        found = (n for n in self.dag.nodes.values() if isinstance(n, Collective) and n.kind in kinds)
+        return frozenset(v.removeprefix("gradient ") for n in found for v in n.values)
+
+    @cached_property
+    def with_gradient(self) -> frozenset[int]:
+        """State leaves to which a backward gives a gradient; that of the others is zero."""
+        return frozenset(leaf for chunk in self.chunk_of.values() for leaf in chunk.diff_state)
 
     def optimizer_leaves(self, buckets: Collection[str]) -> tuple[int, ...]:
         """Optimizer leaves that belong to these buckets."""

@@ -72,7 +72,7 @@ class GroupUpdate:
         for leaf in self.leaves:
             k, gradient = self.context.trainable_index[leaf], Key("gradient", self.group, leaf)
             sharded = self._sharded(gradient) is not None
-            given[program.gradient_input(k)] = gradient.shard if sharded else gradient
+            given[program.gradient_input(k)] = self._gradient(leaf) if sharded else gradient
             given[program.param_input(k)] = (
                 self.context.held(self.group, leaf) if sharded else Key("state", self.group, leaf)
             )
@@ -84,7 +84,8 @@ class GroupUpdate:
     # -- programs --------------------------------------------------------------------------------------
     def reduction(self) -> LocalProgram:
         """Accumulators -> gradients, for ``gradients`` and where no update follows."""
-        own = [i for i in self.leaves if len(self.context.owned_leaf[i].owners) == 1]
+        found = self.context.owned_leaf
+        own = [i for i in self.leaves if len(found[i].owners) == 1 or found[i].bucket not in self.context.reduced]
         writes = tuple(Key("gradient", self.group, i) for i in own)
         reductions = [c for c in self.before if c.does != "gather"]
         gathers = whole_gradients(self.context, self.group, own)
@@ -146,9 +147,9 @@ class GroupUpdate:
 
     # -- parts of a round --------------------------------------------------------------------------------
     def _gradient(self, leaf: int) -> Key:
-        """The gradient of a leaf as a reduction leaves it."""
-        key = Key("gradient", self.group, leaf)
-        return key.shard if self.context.shards_of(key) > 1 else key
+        """The gradient of a leaf as a reduction leaves it; without one it is whole, and zero if there are copies."""
+        key, owned = Key("gradient", self.group, leaf), self.context.owned_leaf[leaf]
+        return key.shard if owned.num_shards > 1 and owned.bucket in self.context.reduced else key
 
     def _casts(self) -> dict[Key, Key]:
         """Accumulators that need no reduction here -> gradients."""
@@ -167,7 +168,9 @@ class GroupUpdate:
 
     def _reduce(self, env: dict[Key, Any], collectives: Sequence[StateCollective]) -> None:
         for key, gradient in self._casts().items():
-            env[gradient] = env[key].astype(self.context.whole_spec(gradient).dtype)
+            spec = local_spec(self.context, gradient)
+            alike = env[key].shape == spec.shape
+            env[gradient] = env[key].astype(spec.dtype) if alike else jnp.zeros(spec.shape, spec.dtype)
         for found in collectives:
             found.run(env)
 
@@ -187,7 +190,8 @@ class GroupUpdate:
         for value, key in given.items():
             if key in env:
                 shard = shard_of(value)
-                values[value] = shard.of(env[key]) if shard is not None and key.kind == "state" else env[key]
+                whole = shard is not None and not key.kind.endswith("_shard")
+                values[value] = shard.of(env[key]) if whole else env[key]
         received = self.exchanges.received([env[Key("gathered", self.group, r)] for r in range(k)])
         return ShardEvaluation(
             avals=program.flat.avals, shard_of=shard_of, combine=elementwise.combine, values=values, received=received
@@ -229,8 +233,9 @@ def whole_gradients(context: Context, group: str, leaves: Iterable[int]) -> list
     """Gathers of the gradients among those of ``leaves`` that a plan keeps in shards, to be looked at."""
     buckets: dict[str, list[Key]] = {}
     for leaf in leaves:
-        if context.owned_leaf[leaf].num_shards > 1:
-            buckets.setdefault(context.owned_leaf[leaf].bucket, []).append(Key("gradient", group, leaf))
+        owned = context.owned_leaf[leaf]
+        if owned.num_shards > 1 and owned.bucket in context.reduced:
+            buckets.setdefault(owned.bucket, []).append(Key("gradient", group, leaf))
     return [
         StateCollective(
             context=context, group=group, id=NodeId(f"all_gather gradient {bucket}", "B"), does="gather", when="after",

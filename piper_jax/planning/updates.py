@@ -41,7 +41,8 @@ def with_updates(dag: Dag) -> Dag:
             for bucket in (v.removeprefix("gradient ") for v in edge.values if v.startswith("gradient ")):
                 if bucket in sources:
                     sources[bucket].append(edge.src)
-    new = Additions()
+    reduced = (o for b, o in owned.items() if o.num_shards > 1 or (o.num_copies > 1 and sources[b]))
+    new = Additions(groups={o.group.name: o.group for o in reduced})
     rounds = _rounds(dag, owned)
     _reduce(dag, new, owned, sources)
     _update(dag, new, owned, rounds)
@@ -130,7 +131,6 @@ def _reduce(dag: Dag, new: Additions, owned: Mapping[str, Ownership], sources: M
         if first.num_copies == 1:
             _link(new, bundle, sources, first.owners)
             continue
-        new.groups.setdefault(first.group.name, first.group)
         kind = "reduce_scatter" if first.num_shards > 1 else "all_reduce"
         parts: dict[int | None, dict[str, list[NodeId]]] = {}
         for o in bundle:
@@ -148,13 +148,18 @@ def _reduce(dag: Dag, new: Additions, owned: Mapping[str, Ownership], sources: M
             new.data += (DataEdge(node.id, update_id(owner, 0), node.values) for owner in first.owners)
         if first.num_shards > 1 and not first.elementwise:
             _gather_for_update(new, bundle, reductions)
+    for bundle in bundles((o for o in owned.values() if not sources[o.bucket]), dag):
+        if bundle[0].num_shards > 1 and not bundle[0].elementwise:
+            _gather_for_update(new, bundle, ())
 
 
-def _gather_for_update(new: Additions, bundle: Sequence[Ownership], reductions: Iterable[NodeId]) -> None:
-    """Everything of these buckets that is in shards becomes whole for their update."""
+def _gather_for_update(new: Additions, bundle: Sequence[Ownership], reductions: Sequence[NodeId]) -> None:
+    """Everything of these buckets that is in shards becomes whole for their update; what has no gradient gets none."""
     first = bundle[0]
-    node = collective("all_gather", "gradient", bundle, first.replication.gather_stream, "B")
-    kinds = ("gradient", "state", "parameters") if first.replication.shard_params else ("gradient", "state")
+    what = "gradient" if reductions else "state"
+    node = collective("all_gather", what, bundle, first.replication.gather_stream, "B")
+    kinds = (*(("gradient",) if reductions else ()), "state")
+    kinds = (*kinds, "parameters") if first.replication.shard_params else kinds
     node = replace(node, values=tuple(f"{kind} {o.bucket}" for o in bundle for kind in kinds))
     new.nodes[node.id] = node
     new.data += (DataEdge(src, node.id, tuple(f"gradient {o.bucket}" for o in bundle)) for src in reductions)
