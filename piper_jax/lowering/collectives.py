@@ -87,7 +87,7 @@ def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
 
 
 def state_buckets(node: Collective) -> tuple[str, ...]:
-    """The buckets whose gradients, parameters or moments a collective moves; several where ``bucket_bytes`` joins them."""
+    """Buckets whose gradients, parameters or moments a collective moves; several where ``bucket_bytes`` joins them."""
     parts = (v.partition(" ") for v in node.values)
     return tuple(dict.fromkeys(b for what, _, b in parts if what in ("gradient", "parameters", "state") and b))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from random import Random
 
@@ -24,7 +25,10 @@ FEW = settings(max_examples=60, deadline=None)
 
 @st.composite
 def models(draw) -> Plan:
-    """A chain of units with skips, tied and frozen state, now and then an expert region or a backward in one piece."""
+    """A chain of units with skips, tied and frozen state, now and then an expert region or a backward in one piece.
+
+    Some state is not updated element by element, as by adafactor.
+    """
     num_units = draw(st.integers(1, 6))
     ops, flows, last = [], [], None
     for i in range(num_units):
@@ -43,7 +47,10 @@ def models(draw) -> Plan:
     if len(firsts) > 2 and draw(st.booleans()):
         flows.append((firsts[0], firsts[-1], "skip"))
     frozen = ("layers.0",) if draw(st.booleans()) else ()
-    return traced(ops, flows, frozen=frozen, couplings=draw(st.integers(0, 2)))
+    plan = traced(ops, flows, frozen=frozen, couplings=draw(st.integers(0, 2)))
+    whole = draw(st.integers(1, 4))
+    buckets = {name: replace(b, elementwise=k % 4 < whole) for k, (name, b) in enumerate(plan.dag.buckets.items())}
+    return replace(plan, dag=replace(plan.dag, buckets=buckets))
 
 
 @st.composite
@@ -79,14 +86,15 @@ def attributes(draw) -> list[tuple[str, Where, dict[str, object]]]:
             [
                 {},
                 {"shard_optimizer": True},
-                {"shard_grads": True, "reduce_every": "microbatch"},
+                {"shard_grads": True, "reduce_every": draw(st.sampled_from(["step", "microbatch", 2, 3]))},
                 {"shard_params": True, "reduce_every": "microbatch", "gather_distance": draw(st.integers(0, 3))},
             ]
         )
     )
     bucket_bytes = draw(st.sampled_from([None, 1, 3 * 4096]))
+    streams = draw(st.sampled_from([{}, {"reduce_stream": "reduce", "gather_stream": "gather"}]))
     found: list[tuple[str, Where, dict[str, object]]] = [
-        ("replicate", where(), {"axes": ("data", "expert"), "bucket_bytes": bucket_bytes, **zero})
+        ("replicate", where(), {"axes": ("data", "expert"), "bucket_bytes": bucket_bytes, **zero, **streams})
     ]
     if draw(st.booleans()):
         found.append(("remat", where(PP=0), {"policy": "nothing_saveable"}))

@@ -47,8 +47,22 @@ def dropped_gradient(dag: Dag, random: Random) -> Dag | None:
         edge
         for edge in dag.data
         if (isinstance(dag.nodes[edge.dst], Update) or edge.dst.PASS == "U" or edge.values[0].startswith("gradient "))
+        and not _serves_update(dag, edge)
         and (not isinstance(dag.nodes[edge.src], Compute) or (dag.num_microbatches > 1 and edge.dst.MB is None))
     ]
+    lost = random.choice(found) if found else None
+    return lost and replace(dag, data=tuple(edge for edge in dag.data if edge is not lost))
+
+
+def _serves_update(dag: Dag, edge: DataEdge) -> bool:
+    """Whether an edge is from or to a gather of what an update needs whole."""
+    return any("all_gather" in end.op and end.PASS == "B" for end in (edge.src, edge.dst))
+
+
+def dropped_shards(dag: Dag, random: Random) -> Dag | None:
+    """An edge from or to a gather of what an update needs whole."""
+    found = [edge for edge in dag.data if isinstance(dag.nodes[edge.dst], Update | Collective)]
+    found = [edge for edge in found if _serves_update(dag, edge)]
     lost = random.choice(found) if found else None
     return lost and replace(dag, data=tuple(edge for edge in dag.data if edge is not lost))
 
@@ -108,6 +122,75 @@ def freed_too_early(dag: Dag, random: Random) -> Dag | None:
     ]
     lost = random.choice(kept) if kept else None
     return lost and replace(dag, data=tuple(edge for edge in dag.data if edge is not lost))
+
+
+def dropped_reduction(dag: Dag, random: Random) -> Dag | None:
+    """A whole all_reduce or reduce_scatter of one group, its gradients going straight to the update."""
+    kinds = ("all_reduce", "reduce_scatter")
+    return _dropped(dag, random, lambda node: node.kind in kinds and "+" not in str(node.group))
+
+
+def dropped_gather_of_shards(dag: Dag, random: Random) -> Dag | None:
+    """A whole all_gather of updated parameters, or of what an update needs whole."""
+    updates = {name for name, node in dag.nodes.items() if isinstance(node, Update)}
+    around = {end for e in dag.data if {e.src, e.dst} & updates for end in (e.src, e.dst)}
+    return _dropped(
+        dag, random, lambda node: node.kind == "all_gather" and node.id in around and "update" not in node.values[0]
+    )
+
+
+def dropped_gather_for_compute(dag: Dag, random: Random) -> Dag | None:
+    """A whole all_gather of parameters that are sharded between their uses."""
+    readers = {e.src for e in dag.data if isinstance(dag.nodes[e.dst], Compute)}
+    return _dropped(dag, random, lambda node: node.kind == "all_gather" and node.id in readers)
+
+
+def _dropped(dag: Dag, random: Random, wanted: Callable[[Collective], bool]) -> Dag | None:
+    found = [name for name, node in dag.nodes.items() if isinstance(node, Collective) and wanted(node)]
+    if not found:
+        return None
+    lost = random.choice(found)
+    sources, targets = ([e for e in dag.data if end(e) == lost] for end in (lambda e: e.dst, lambda e: e.src))
+    bridges = [DataEdge(a.src, b.dst, a.values) for a in sources for b in targets]
+    return replace(
+        dag,
+        nodes={name: node for name, node in dag.nodes.items() if name != lost},
+        data=(*(e for e in dag.data if lost not in (e.src, e.dst)), *bridges),
+        order=tuple(e for e in dag.order if lost not in (e.src, e.dst)),
+        slots=tuple(replace(s, nodes=tuple(n for n in s.nodes if n != lost)) for s in dag.slots if s.nodes != (lost,)),
+    )
+
+
+def late_gather(dag: Dag, random: Random) -> Dag | None:
+    """A slot of parameters that are gathered for the next one, after it."""
+    order = list(dispatch_order(dag))
+    position = {name: i for i, slot in enumerate(order) for name in slot.nodes}
+    found = [
+        (position[e.src], position[e.dst])
+        for e in dag.data
+        if isinstance(dag.nodes[e.dst], Compute)
+        and getattr(dag.nodes[e.src], "kind", None) == "all_gather"
+        and position[e.src] < position[e.dst]
+    ]
+    if not found:
+        return None
+    i, j = random.choice(found)
+    order.insert(j, order.pop(i))
+    return replace(dag, slots=tuple(replace(s, group=m) for s in order for m in s.group.split("+")))
+
+
+def late_member(dag: Dag, random: Random) -> Dag | None:
+    """Two members of one slot, of which one reads what the other gives, the wrong way round."""
+    found = []
+    for i, slot in enumerate(dag.slots):
+        inside = {name: k for k, name in enumerate(slot.nodes)}
+        found += [(i, inside[e.src], inside[e.dst]) for e in dag.data if e.src in inside and e.dst in inside]
+    if not found:
+        return None
+    i, j, k = random.choice(found)
+    nodes = list(dag.slots[i].nodes)
+    nodes[j], nodes[k] = nodes[k], nodes[j]
+    return replace(dag, slots=(*dag.slots[:i], replace(dag.slots[i], nodes=tuple(nodes)), *dag.slots[i + 1 :]))
 
 
 def placed_twice(dag: Dag, random: Random) -> Dag | None:
@@ -172,6 +255,12 @@ FAULTS: list[tuple[Fault, str]] = [
     (swapped_sends, "same-order"),
     (reordered_collective, "same-order"),
     (freed_too_early, "nothing-read-after-free"),
+    (dropped_reduction, "updated-on-every-owner"),
+    (dropped_gather_of_shards, "shards-gathered"),
+    (dropped_shards, "shards-gathered"),
+    (dropped_gather_for_compute, "nothing-read-after-free"),
+    (late_gather, "deadlock-free"),
+    (late_member, "members-in-order"),
     (placed_twice, "placed-once"),
     (rendezvous_of_three, "deadlock-free"),
     (cycle_through_a_fused_slot, "deadlock-free"),

@@ -73,6 +73,12 @@ RULES: tuple[Rule, ...] = (
         find=communication.deadlocks,
     ),
     Rule(
+        name="members-in-order",
+        text="A slot lists its members after what they read.",
+        why="A program would use parameters before it gathers them, or reduce a gradient before it is there.",
+        find=structure.misordered_members,
+    ),
+    Rule(
         name="whole-orders",
         text="An order that names a pass of an operation on a group names it for every microbatch there.",
         why="A schedule that forgets a microbatch would run it at a time that nobody chose.",
@@ -101,6 +107,13 @@ RULES: tuple[Rule, ...] = (
         text="Parameters that are sharded between their uses are gathered before each use and kept until the last.",
         why="What is read after it is freed is garbage.",
         find=state.freed_parameters,
+    ),
+    Rule(
+        name="shards-gathered",
+        text="Under ZeRO, parameters that are whole between steps are gathered after the last update on every owner, "
+        "and what is not updated element by element is gathered before it.",
+        why="Each replica would keep its own part of the update, or update a part as if it were the whole.",
+        find=state.ungathered_shards,
     ),
     Rule(
         name="batch-divides",

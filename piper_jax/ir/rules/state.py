@@ -13,6 +13,7 @@ from piper_jax.ir.ownership import Ownership, owners_of, ownerships, shard_axes_
 from piper_jax.ir.rules.base import Checked
 
 REPLICA_AXES = ("data", "expert")
+REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 def missing_axes(checked: Checked) -> Iterator[PlanError]:
@@ -99,14 +100,14 @@ def _lost_gradients(dag: Dag) -> Iterator[PlanError]:
                     bucket=bucket,
                 )
     for name, node in dag.nodes.items():
-        if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
+        if isinstance(node, Collective) and node.kind in REDUCTIONS:
             owners = (reduced[v.removeprefix("gradient ")].owners for v in node.values if v.startswith("gradient "))
             yield from _unmet(dag, name, dict.fromkeys(o for each in owners for o in each), before=False)
 
 
 def _is_end(node: Node, owned: Ownership) -> bool:
     if owned.num_copies > 1:
-        return isinstance(node, Collective) and node.group == owned.group.name
+        return isinstance(node, Collective) and node.kind in REDUCTIONS and node.group == owned.group.name
     return isinstance(node, Update) and node.group in owned.owners
 
 
@@ -148,6 +149,74 @@ def _updates_around(dag: Dag) -> tuple[Mapping[NodeId, set[str]], Mapping[NodeId
                 before.setdefault(edge.dst, set()).add(src.group or "")
         known = dag.memo["updates around"] = (after, before)
     return known
+
+
+def ungathered_shards(checked: Checked) -> Iterator[PlanError]:
+    """Shards that nothing makes whole where they are needed so: after an update, or for it."""
+    dag = checked.dag
+    sharded = [o for o in ownerships(dag).values() if o.num_shards > 1]
+    if not sharded:
+        return
+    first, last = _updates_of_round(dag, False), _updates_of_round(dag, True)
+    reductions = _reductions(dag)
+    after = _gathered(dag, sharded, {(edge.dst, last[edge.src]) for edge in dag.data if edge.src in last})
+    before = _gathered(dag, sharded, {(edge.src, first[edge.dst]) for edge in dag.data if edge.dst in first})
+    given = {(edge.src, edge.dst) for edge in dag.data if edge.src in set[NodeId]().union(*reductions.values())}
+    for o in sharded:
+        kept, parameters = o.replication.shard_params, f"parameters {o.bucket}"
+        reduced = reductions.get(o.bucket, ())
+        wanted = [f"state {o.bucket}", *([parameters] if kept else []), *([f"gradient {o.bucket}"] if reduced else [])]
+        for owner in o.owners:
+            if o.elementwise and not kept and (parameters, owner) not in after:
+                yield _ungathered(f"the parameters {o.bucket} are not gathered after the update of {owner}", o)
+            for value in () if o.elementwise else wanted:
+                gather = before.get((value, owner))
+                if gather is None:
+                    yield _ungathered(f"the update of {owner} needs {value} whole, and nothing gathers it", o)
+                elif value.startswith("gradient ") and any((node, gather) not in given for node in reduced):
+                    yield _ungathered(f"{gather} does not wait for all reductions of {o.bucket}", o)
+
+
+def _ungathered(fault: str, owned: Ownership) -> PlanError:
+    return PlanError(f"{fault}.", help="complete the plan again from its directives.", bucket=owned.bucket)
+
+
+def _updates_of_round(dag: Dag, latest: bool) -> dict[NodeId, str]:
+    """The first or the last update of every group."""
+    found: dict[str, Update] = {}
+    for node in dag.nodes.values():
+        if isinstance(node, Update):
+            known = found.get(node.group or "")
+            if known is None or (node.round > known.round) == latest:
+                found[node.group or ""] = node
+    return {node.id: group for group, node in found.items()}
+
+
+def _gathered(
+    dag: Dag, sharded: Iterable[Ownership], pairs: Iterable[tuple[NodeId, str]]
+) -> dict[tuple[str, str], NodeId]:
+    """The gather over all owners of each value that has an edge to or from an update, by value and the update's group.
+
+    Args:
+      pairs: nodes beside an update, and the update's group.
+    """
+    where = {o.bucket: o.group.name for o in sharded}
+    found: dict[tuple[str, str], NodeId] = {}
+    for name, owner in pairs:
+        node = dag.nodes[name]
+        if isinstance(node, Collective) and node.kind == "all_gather":
+            found |= {(v, owner): name for v in node.values if where.get(v.partition(" ")[2]) == node.group}
+    return found
+
+
+def _reductions(dag: Dag) -> dict[str, set[NodeId]]:
+    """The reductions of each bucket's gradients."""
+    found: dict[str, set[NodeId]] = {}
+    for name, node in dag.nodes.items():
+        if isinstance(node, Collective) and node.kind in REDUCTIONS:
+            for value in node.values:
+                found.setdefault(value.removeprefix("gradient "), set()).add(name)
+    return found
 
 
 def freed_parameters(checked: Checked) -> Iterator[PlanError]:

@@ -125,6 +125,20 @@ def unsound_slots(checked: Checked) -> Iterator[PlanError]:
             seen[name] = slot.group
 
 
+def misordered_members(checked: Checked) -> Iterator[PlanError]:
+    """Members of a slot that are listed before what they read."""
+    dag = checked.dag
+    position = {name: (i, k) for i, slot in enumerate(dag.slots) for k, name in enumerate(slot.nodes)}
+    for edge in (*dag.data, *dag.order):
+        src, dst = position.get(edge.src), position.get(edge.dst)
+        if src is not None and dst is not None and src[0] == dst[0] and src[1] > dst[1]:
+            yield PlanError(
+                f"{edge.dst} is listed before {edge.src} in a slot of {dag.slots[src[0]].group}.",
+                help="list members of a slot after what they read; complete the plan.",
+                edge=edge,
+            )
+
+
 def forgotten_microbatches(checked: Checked) -> Iterator[PlanError]:
     """Passes that the directed order names for some microbatches and not for others."""
     dag = checked.dag
