@@ -1,0 +1,132 @@
+"""Which optimizers are evaluated on flat shards, found from their equations alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+import piper_jax as piper
+from piper_jax import where
+from piper_jax.tracing.model_state import model_state
+from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
+
+PARAMS = {
+    "bias": jnp.zeros(6),
+    "kernel": jnp.zeros((6, 8)),
+    "one": jnp.zeros(1),
+    "scale": jnp.zeros(()),
+    "wide": jnp.zeros((8, 6)),
+}
+NAMES = sorted(PARAMS)
+ALL = frozenset(NAMES)
+MATRICES = frozenset({"kernel", "wide"})
+SINGLE = frozenset({"one", "scale"})
+
+
+def program(optimizer: Any, buckets: tuple[int, ...] = (0, 1, 2, 3, 4)) -> OptimizerProgram:
+    """The optimizer over ``PARAMS``, each leaf in its own bucket unless said otherwise."""
+    return trace_optimizer(optimizer, model_state(PARAMS), buckets)
+
+
+def elementwise(optimizer: Any) -> frozenset[str]:
+    return frozenset(NAMES[bucket] for bucket in program(optimizer).elementwise.buckets)
+
+
+def masked(tree: Any) -> Any:
+    return jax.tree.map(lambda v: v.ndim > 1, tree)
+
+
+def labels(tree: Any) -> Any:
+    return jax.tree.map(lambda v: "frozen" if v.ndim > 1 else "trained", tree)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.sgd(0.1, momentum=0.9, nesterov=True),
+        optax.adamw(1e-2),
+        optax.amsgrad(1e-2),
+        optax.adamax(1e-2),
+        optax.lion(1e-3),
+        optax.rmsprop(1e-2, centered=True),
+        optax.rprop(1e-3),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(1e-2, 10))),
+        optax.chain(optax.scale_by_adam(), optax.masked(optax.add_decayed_weights(0.1), masked)),
+        optax.multi_transform({"frozen": optax.set_to_zero(), "trained": optax.adam(1e-2)}, labels),
+        optax.MultiSteps(optax.adam(1e-2), 2),
+        optax.apply_if_finite(optax.adam(1e-2), 3),
+        optax.chain(optax.clip(1.0), optax.sgd(0.1)),
+        optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)),
+        optax.inject_hyperparams(optax.adamw)(learning_rate=1e-2),
+        optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
+    ],
+)
+def test_updated_element_by_element(optimizer: Any) -> None:
+    assert elementwise(optimizer) == ALL
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "whole"),
+    [
+        (optax.scale_by_factored_rms(min_dim_size_to_factor=4), MATRICES),
+        (contrib.muon(1e-2), MATRICES),
+        (optax.chain(optax.centralize(), optax.sgd(0.1)), MATRICES),
+        (optax.adafactor(1e-2, min_dim_size_to_factor=4), ALL - SINGLE),
+        (optax.lamb(1e-2), ALL - SINGLE),
+        (optax.chain(optax.zero_nans(), optax.sgd(0.1)), ALL),
+        (optax.novograd(1e-2), ALL - SINGLE),
+        (optax.chain(optax.clip_by_block_rms(1.0), optax.sgd(0.1)), ALL - SINGLE),
+        (optax.chain(optax.masked(optax.centralize(), {n: n == "wide" for n in NAMES}), optax.sgd(0.1)), {"wide"}),
+    ],
+)
+def test_needs_whole_leaves(optimizer: Any, whole: frozenset[str]) -> None:
+    """Row sums, matrix products, norms that scale their own leaf, a reduction that is kept as state."""
+    assert whole <= ALL - elementwise(optimizer)
+    assert elementwise(optimizer) >= ALL - whole - SINGLE
+
+
+def test_a_bucket_is_whole_if_one_of_its_leaves_is() -> None:
+    centralized = optax.chain(optax.masked(optax.centralize(), {n: n == "wide" for n in NAMES}), optax.sgd(0.1))
+    assert program(centralized, (0, 1, 0, 0, 1)).elementwise.buckets == {0}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "combined"),
+    [
+        (optax.clip_by_global_norm(1.0), {"sum"}),
+        (optax.apply_if_finite(optax.sgd(0.1), 3), {"and"}),
+        (optax.sgd(0.1), set()),
+    ],
+)
+def test_how_parts_of_an_exchanged_value_are_put_together(optimizer: Any, combined: set[str]) -> None:
+    found = program(optax.chain(optimizer, optax.sgd(0.1)))
+    exchanged = {value for values in found.exchanged for value in values}
+    assert {found.elementwise.combine[v] for v in exchanged if found.flat.avals[v].size == 1} - {"or"} >= combined
+    assert exchanged <= set(found.elementwise.combine)
+
+
+def test_the_plan_says_which_state_is_updated_whole(tmp_path: Any) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        with piper.annotate("PP"):
+            x = jnp.tanh(batch @ params["kernel"])
+        with piper.annotate("PP"):
+            return jnp.mean((x + params["bias"]) ** 2)
+
+    params = {"kernel": np.ones((6, 8), np.float32), "bias": np.zeros(8, np.float32)}
+    batch = np.ones((8, 6), np.float32)
+    factored = optax.scale_by_factored_rms(min_dim_size_to_factor=4)
+    plan = piper.trace(loss, params, batch, optimizer=factored)
+    flags = {leaf.path: b.elementwise for b in plan.dag.buckets.values() for leaf in b.leaves}
+    assert flags == {"kernel": False, "bias": True}
+    plan.save(tmp_path / "plan.json")
+    loaded = piper.load_plan(tmp_path / "plan.json")
+    assert loaded.dag.buckets == plan.dag.buckets
+    sharded = [p.place(where(), group=(0, 1)).replicate(where(), shard_optimizer=True) for p in (plan, loaded)]
+    assert sharded[0].complete() == sharded[1].complete()
+    assert "B all_gather gradient kernel" in map(str, sharded[0].complete().nodes)
