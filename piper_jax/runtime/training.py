@@ -151,7 +151,7 @@ class Train:
         name = node_named(self.plan.complete(), node)
         ready, values = self._for_batch("gradients", batch)
         lowering, _ = self._lower(ready.context.batch_size, training=True)
-        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
+        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **tokens(ready.context)}
         return run_alone(lowering, ready.executor.instructions, given, name)
 
     def profile(self, state: TrainState, batch: Any, title: str = "") -> Report:
