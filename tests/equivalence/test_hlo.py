@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
+import optax
 import pytest
 from oracle import adamw, momentum, strategy
 from tiny_models import Tower, cross_entropy, mean_loss, tokens, weighted_loss
@@ -118,3 +119,80 @@ def test_values_between_stages_are_of_one_slice() -> None:
     seen = [i for i in train.instructions() if i.role == "transfer"]
     assert len(seen) == 2 * 3
     assert all(len(i.reads) == len(i.writes) == 1 for i in seen)
+
+
+# -- ZeRO: XLA keeps a reduce-scatter and an all-gather as what they are, on CPU too ----------------------
+def zero(
+    stage: int, schedule: str = "1F1B", *, stages: int = 2, microbatches: int = 2, **options: Any
+) -> piper.Strategy:
+    directives = (piper.directive(schedule), piper.directive(f"ZeRO-{stage}", **options))
+    return piper.Strategy(
+        data_parallel=2, pipeline_parallel=stages, num_microbatches=microbatches, directives=directives
+    )
+
+
+def sharded(model: Any, chosen: piper.Strategy, optimizer: Any = None) -> piper.Train:
+    return piper.parallelize(mean_loss, model, tokens(), optimizer=optimizer or momentum(), strategy=chosen)
+
+
+def adafactor() -> optax.GradientTransformation:
+    return optax.adafactor(1e-2, min_dim_size_to_factor=4)
+
+
+@pytest.mark.parametrize(
+    ("tied", "optimizer", "chosen"),
+    [
+        pytest.param(True, adamw, zero(1, bucket_bytes=10**6), id="ZeRO-1"),
+        pytest.param(True, adafactor, zero(2, "ZBH1", microbatches=3), id="ZeRO-2"),
+        pytest.param(True, momentum, zero(3, communication_overlap=True, microbatches=3), id="ZeRO-3"),
+        pytest.param(
+            False,
+            adafactor,
+            zero(3, "Interleaved1F1B", gather_distance=0, bucket_bytes=10**6),
+            id="ZeRO-3 whole updates",
+        ),
+        pytest.param(
+            False,
+            adamw,
+            zero(3, "DualPipeV", microbatches=4, bucket_bytes=10**6),
+            id="two ways",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_zero_has_the_collectives_of_its_plan(tied: bool, optimizer: Any, chosen: piper.Strategy) -> None:
+    train = sharded(Tower(layers=4, tied=tied), chosen, optimizer())
+    assert sum((found for _, found in compiled(train)), Counter()) == planned(train)
+
+
+def test_zero_1_reduces_each_gradient_once_per_step() -> None:
+    """Two stages of two buckets that share a reduction and a gather each, and a tied bucket over both."""
+    train = sharded(Tower(layers=4, tied=True), zero(1, microbatches=4, bucket_bytes=10**6))
+    programs = compiled(train)
+    assert sum((found for _, found in programs), Counter()) == planned(train) == {"reduce-scatter": 3, "all-gather": 3}
+    update = [found for i, found in programs if i.label.startswith("update")]
+    assert update == [{"reduce-scatter": 1, "all-gather": 1}] * 2
+
+
+def test_zero_2_reduces_what_one_group_owns_after_every_microbatch() -> None:
+    train = sharded(Tower(layers=4, tied=True), zero(2, microbatches=4, bucket_bytes=10**6))
+    assert planned(train) == {"reduce-scatter": 2 * 4 + 1, "all-gather": 3}
+    by_role = {role: Counter[str]() for role in ("compute", "joint", "update")}
+    for i, found in compiled(train):
+        by_role.setdefault(i.role, Counter[str]()).update(found)
+    assert by_role["compute"] == {"reduce-scatter": 8}
+    assert sum(by_role.values(), Counter()) == planned(train)
+
+
+def test_zero_3_gathers_once_for_neighbouring_uses() -> None:
+    """On one group F and B of a microbatch are neighbours, so that each bundle is gathered once for all of them."""
+    train = sharded(Tower(layers=4), zero(3, stages=1, bucket_bytes=10**6))
+    assert sum((found for _, found in compiled(train)), Counter()) == planned(train)
+    assert planned(train) == {"reduce-scatter": 2, "all-gather": 1}
+
+
+def test_evaluation_gathers_what_its_forward_passes_read() -> None:
+    train = sharded(Tower(layers=4), zero(3, stages=1, bucket_bytes=10**6))
+    train.evaluate(train.init(Tower(layers=4)), tokens())
+    programs = train._compiled("evaluate", len(tokens()["x"])).executor.instructions
+    assert sum((collectives(i.program.hlo()) for i in programs if i.program), Counter()) == {"all-gather": 1}
