@@ -3,7 +3,7 @@
 #   make demo      train a byte-level GPT on Python's own sources: 8 virtual CPU devices, 2 data x 4 pipeline, 1F1B
 #   make check     style, layers, types and the tests that need no JAX (under a minute)
 #   make test      the default suite (about ten minutes on two cores)
-#   make test-all  the whole support matrix
+#   make test-all  the whole support matrix; writes docs/support-matrix.md
 #
 # PYTHON=... chooses the interpreter, VENV=... the folder, WORKERS=... the test processes, ARGS=... extra arguments.
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from matrix_page import MatrixPage
 
 DEVICES = "--xla_force_host_platform_device_count=8"
 JAX_PACKAGES = frozenset({"jax", "jaxlib", "flax", "optax", "chex"})
@@ -35,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--core"):
         sys.meta_path.insert(0, _NoJax())
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(MatrixPage(), "matrix page")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -119,13 +119,19 @@ def assert_equivalent(problem: Problem, strategy: piper.Strategy) -> piper.Train
     return train
 
 
-def assert_steps(problem: Problem, train: piper.Train, expected: Reference) -> None:
-    """A compiled plan takes the steps of a reference."""
+def assert_steps(
+    problem: Problem,
+    train: piper.Train,
+    expected: Reference,
+    after_step: Callable[[piper.Train, Any], None] = lambda train, state: None,
+) -> None:
+    """A compiled plan takes the steps of a reference; ``after_step`` looks at the state after each."""
     state, losses = train.init(problem.params, seed=SEED), []
     assert_close(train.gradients(state, problem.batch), expected.gradients, problem.tolerance, "gradient")
     for step in range(problem.steps):
         state, metrics = train.step(state, problem.batch_of(step))
         losses.append(float(metrics["loss"]))
+        after_step(train, state)
     assert_close(losses, list(expected.losses), problem.tolerance, "loss of step")
     trained = trainable_part(train.params(state), problem.wrt)
     assert_close(trained, expected.trained, problem.tolerance, "parameter")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from itertools import product
 
 import pytest
 from oracle import Problem, assert_equivalent, momentum
+from support_matrix import LEGAL
 from tiny_models import Tower, mean_loss, tokens, weighted_loss
 
 import piper_jax as piper
@@ -68,17 +68,6 @@ def test_schedule(
 
 
 # -- the whole table: three steps of every cell that is legal; the others are refused with the rule ----------
-ANY: Callable[[int, int], bool] = lambda ranks, microbatches: True  # noqa: E731
-LEGAL: dict[str, Callable[[int, int], bool]] = {
-    "GPipe": ANY,
-    "1F1B": ANY,
-    "Eager1F1B": ANY,
-    "Interleaved1F1B": lambda ranks, microbatches: microbatches % ranks == 0,
-    "ZBH1": ANY,
-    "ZBV": ANY,
-    "DualPipeV": lambda ranks, microbatches: microbatches >= 2 * ranks,
-    "DualPipe": lambda ranks, microbatches: ranks % 2 == microbatches % 2 == 0 and microbatches >= 2 * ranks,
-}
 WHOLE = [
     (schedule, ranks, microbatches, kind)
     for schedule, ranks, kind in product(LEGAL, (2, 3, 4), ("uneven", "tied eight"))
