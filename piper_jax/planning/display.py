@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING
 
-from piper_jax.ir.nodes import Compute
+from piper_jax.ir.nodes import Collective, Compute
+from piper_jax.ir.ownership import ownerships
 from piper_jax.ir.text import group_text, order_rows, whole_lines
 
 if TYPE_CHECKING:
@@ -88,7 +90,18 @@ def _group_lines(plan: Plan) -> list[str]:
         + (f" ... {len(rows[name]) - MAX_CELLS} more" if len(rows[name]) > MAX_CELLS else "")
         for name, row in shown.items()
     ]
-    return ["groups", *groups, "order", *_shortened(grid)]
+    return ["groups", *groups, "order", *_shortened(grid), *_collective_lines(plan)]
+
+
+def _collective_lines(plan: Plan) -> list[str]:
+    """How many collectives of each kind a step has, and whose state is gathered for its update."""
+    dag = plan.complete()
+    counts = Counter(node.kind for node in dag.nodes.values() if isinstance(node, Collective))
+    if not counts:
+        return []
+    whole = [name for name, owned in ownerships(dag).items() if owned.num_shards > 1 and not owned.elementwise]
+    gathered = [f"  gathered for the update: {', '.join(whole)}"] if whole else []
+    return ["collectives", "  " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())), *gathered]
 
 
 def _shortened(rows: list[str]) -> list[str]:

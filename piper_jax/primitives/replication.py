@@ -87,7 +87,15 @@ def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replic
     for axis in axes:
         if axis not in MESH_AXES:
             raise DirectiveError(f"there is no mesh axis {axis!r}.", help=suggest(axis, MESH_AXES))
+    if len(set(axes)) < len(axes):
+        raise DirectiveError(f"axes={axes} names an axis twice.", help="name each mesh axis once.")
     wanted = dict(options)
+    for name in ("shard_optimizer", "shard_grads", "shard_params"):
+        if not isinstance(wanted.get(name, False), bool):
+            raise DirectiveError(f"{name}={wanted[name]!r} is neither True nor False.", help=f"{name}=True.")
+    for name in ("reduce_stream", "gather_stream"):
+        if not isinstance(wanted.get(name, "compute"), str) or not wanted.get(name, "compute"):
+            raise DirectiveError(f"{name}={wanted[name]!r} is no name of a stream.", help=f'{name}="compute".')
     if wanted.get("shard_params"):
         wanted["shard_grads"] = True
     if wanted.get("shard_grads"):
@@ -97,7 +105,7 @@ def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replic
     if not number and every not in ("step", "microbatch"):
         raise DirectiveError(
             f"reduce_every={every!r} is unknown.",
-            help=suggest(str(every), ("step", "microbatch")) + " A number of microbatches is legal too.",
+            help='"step", "microbatch" or a number of microbatches from 1.',
         )
     if every != "step" and not wanted.get("shard_grads"):
         shown = every if number else f'"{every}"'
@@ -107,6 +115,6 @@ def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replic
         )
     for name, least in (("gather_distance", 0), ("bucket_bytes", 1)):
         number = wanted.get(name)
-        if number is not None and (not isinstance(number, int) or number < least):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
             raise DirectiveError(f"{name}={number!r} is not a number from {least}.", help="use an integer.")
     return Replication(axes=axes, **wanted)  # pyright: ignore[reportArgumentType]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 from piper_jax.errors import RuntimeFault
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
-from piper_jax.lowering.shards import from_rows, to_rows
+from piper_jax.lowering.shards import from_rows, shard_length, to_rows
 from piper_jax.lowering.updates import GroupUpdate
 
 
@@ -75,7 +76,25 @@ class StateLayout:
                 "step: this state was consumed by an earlier step (its buffers were re-used).",
                 help="keep the new state: state, metrics = train.step(state, batch)",
             )
+        for key, array, shape in zip(self.keys, state.arrays, self._shapes, strict=True):
+            if array.shape != shape:
+                raise RuntimeFault(
+                    f"step: this state keeps {key.kind.removesuffix('_shard')} {key.item} as {list(array.shape)} on "
+                    f"{key.group}, this plan as {list(shape)}.",
+                    help="it is the state of another plan: train.init(other.params(state)) makes one of this plan.",
+                )
         return dict(zip(self.keys, state.arrays, strict=True))
+
+    @cached_property
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        single = {"key": (), "step": ()}
+        return tuple(single[k.kind] if k.kind in single else self._shape(k) for k in self.keys)
+
+    def _shape(self, key: Key) -> tuple[int, ...]:
+        shape = self.context.whole_spec(key).shape
+        if not key.kind.endswith("_shard"):
+            return shape
+        return self.context.replicas, shard_length(shape, self.context.shards_of(key))
 
     def leaves(self, state: TrainState, kind: str, count: int, device: Any) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""

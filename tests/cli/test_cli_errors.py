@@ -169,6 +169,7 @@ def test_suffixes_in_any_case(name: str, plan_file: str, tmp_path: Path):
     ],
 )
 def test_a_fault_in_a_strategy_file_names_its_line(body: str, code: int, message: str, tmp_path: Path):
+    pytest.importorskip("jax")
     file = tmp_path / "broken.py"
     file.write_text(f"import piper_jax as piper\n@piper.strategy('Broken')\ndef broken(plan, options):\n{body}\n")
     result = piper("plan", TINY, "strategy.directives=[Broken]", "--directive", str(file))

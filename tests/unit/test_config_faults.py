@@ -198,4 +198,4 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 def test_a_strategy_file_that_fails_is_named(tmp_path: Path):
     (tmp_path / "broken.py").write_text("1/0")
     message = fault(f"strategy.files={tmp_path / 'broken.py'}")
-    assert "broken.py fails: ZeroDivisionError: division by zero" in message
+    assert "broken.py fails at broken.py:1: ZeroDivisionError: division by zero" in message

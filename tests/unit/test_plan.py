@@ -123,12 +123,14 @@ def test_a_plan_prints_what_it_is():
     plan = chain(2).apply(piper.Strategy(pipeline_parallel=2, data_parallel=2, num_microbatches=4))
     lines = str(plan).splitlines()
     assert lines[0] == "plan  stages=2 microbatches=4 groups=2 devices=4 nodes=18"
-    assert lines[-5:] == [
+    assert lines[-7:] == [
         "  g0: devices 0-1, data=2 expert=1 tensor=1",
         "  g1: devices 2-3, data=2 expert=1 tensor=1",
         "order",
         "  g0 | F0 F1 B0 F2 B1 F3 B2 B3 U",
         "  g1 | F0 B0 F1 B1 F2 B2 F3 B3 U",
+        "collectives",
+        "  2 all_reduce",
     ]
 
 
