@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
-from matrix_page import MatrixPage
+from matrix_page import PAGE, MatrixPage
 from support_matrix import DEVICES, FACTORS, LEGAL, OPTIMIZERS, Cell, cells, page, pairs, reason, sample
 
 from piper_jax import DirectiveError
@@ -75,3 +75,10 @@ def test_a_partial_run_writes_no_page() -> None:
     plugin.outcomes = {str(cell): outcome for cell, outcome in made_up(5).items()}
     plugin.pytest_sessionfinish()
     assert not plugin.written
+
+
+def test_the_committed_page_is_of_these_cells() -> None:
+    """Its rows are those of a run in which every legal cell passed; reasons are the planner's."""
+    expected = [line.split(" refused")[0] for line in page(made_up()).splitlines() if line.startswith("|")]
+    found = [line.split(" refused")[0] for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    assert found == expected
