@@ -144,7 +144,9 @@ def page(outcomes: Mapping[Cell, str]) -> str:
       outcomes: for each cell ``""`` if it passed, else the reason why the planner refuses it.
     """
     reasons = list(dict.fromkeys(reason for reason in outcomes.values() if reason))
-    tables = [_table(name, outcomes, reasons) for name in FACTORS if name != "zero"]
+    passed = {cell: reason for cell, reason in outcomes.items() if not reason}
+    others = [_table(name, passed, ()) for name in FACTORS if name not in ("schedule", "zero")]
+    tables = [_table("schedule", outcomes, reasons), "The same cells by their other factors:", *others]
     notes = "\n".join(f"{k}. {reason}" for k, reason in enumerate(reasons, 1))
     return "\n\n".join([INTRODUCTION.strip(), *tables, "Refused by the planner, with its reason:", notes]) + "\n"
 
@@ -163,7 +165,7 @@ def _table(name: str, outcomes: Mapping[Cell, str], reasons: Sequence[str]) -> s
 def _entry(found: Sequence[Cell], outcomes: Mapping[Cell, str], reasons: Sequence[str]) -> str:
     refused = [outcomes[cell] for cell in found if outcomes[cell]]
     numbers = ", ".join(str(1 + reasons.index(reason)) for reason in sorted(set(refused), key=reasons.index))
-    passed = f"{len(found) - len(refused)} passed"
+    passed = f"{len(found) - len(refused)} passed" if found else "-"
     return passed + (f", {len(refused)} refused ({numbers})" if refused else "")
 
 
