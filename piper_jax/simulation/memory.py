@@ -107,6 +107,8 @@ class _Buffers:
         scattered = isinstance(src, Collective) and src.kind == "reduce_scatter"
         each = src.id if isinstance(dst, Collective) and dst.id.MB is not None else None
         start, end = self._interval(src.id)[0], self._interval(dst.id)[1]
+        if scattered and src.id.MB is not None:
+            start = 0.0  # added to after each span, and there from step to step
         if isinstance(dst, Update):
             end = self._last_updates[dst.group or ""]
         holder = src.group if isinstance(src, Compute) else dst.group
