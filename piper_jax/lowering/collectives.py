@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,8 +92,12 @@ def state_buckets(node: Collective) -> tuple[str, ...]:
     return tuple(dict.fromkeys(b for what, _, b in parts if what in ("gradient", "parameters", "state") and b))
 
 
-def state_collective(context: Context, node: Collective) -> StateCollective | None:
-    """What a collective on state does; None for one on other values."""
+def state_collective(context: Context, node: Collective, in_slots: Collection[NodeId]) -> StateCollective | None:
+    """What a collective on state does; None for one on other values.
+
+    Args:
+      in_slots: the members of named slots.
+    """
     buckets = state_buckets(node)
     if not buckets or buckets[0] not in context.owned:
         return None
@@ -101,7 +105,7 @@ def state_collective(context: Context, node: Collective) -> StateCollective | No
     leaves = [leaf for bucket in buckets for leaf in context.source.bucket_leaves[bucket]]
     gradients = [Key("gradient", group, leaf) for leaf in leaves]
     accumulators = [Key("accumulator", group, leaf) for leaf in leaves]
-    when: When = "slot" if any(node.id in slot.nodes for slot in context.dag.slots) else "before"
+    when: When = "slot" if node.id in in_slots else "before"
     if node.kind == "all_reduce":
         does, reads, writes = "reduce", accumulators, gradients
     elif node.kind == "reduce_scatter" and owned.span is not None:
@@ -124,7 +128,9 @@ def state_collective(context: Context, node: Collective) -> StateCollective | No
 
 def state_collectives(context: Context) -> dict[NodeId, StateCollective]:
     """All collectives on state, in plan order."""
-    found = ((n.id, state_collective(context, n)) for n in context.dag.nodes.values() if isinstance(n, Collective))
+    in_slots = {node for slot in context.dag.slots for node in slot.nodes}
+    nodes = (n for n in context.dag.nodes.values() if isinstance(n, Collective))
+    found = ((n.id, state_collective(context, n, in_slots)) for n in nodes)
     return {node: c for node, c in found if c is not None}
 
 

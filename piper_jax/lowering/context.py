@@ -168,6 +168,11 @@ class Context:
         sharded = owned is not None and owned.num_shards > 1 and owned.replication.shard_params
         return key.shard if sharded else key
 
+    def accumulated(self, group: str, leaf: int) -> Key:
+        """Where a group adds up the gradients of a trainable leaf: whole, or, reduced by spans, its shard."""
+        key = Key("accumulator", group, leaf)
+        return key if self.owned_leaf[leaf].span is None else key.shard
+
     def first_shard(self, key: Key) -> int:
         """The number of the first of the shards that the key's group holds."""
         owned = self.owned_key(key)

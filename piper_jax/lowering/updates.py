@@ -58,8 +58,7 @@ class GroupUpdate:
     @property
     def accumulator_keys(self) -> tuple[Key, ...]:
         """Gradient accumulators, zero between steps."""
-        keys = ((self.context.owned_leaf[i], Key("accumulator", self.group, i)) for i in self.leaves)
-        return tuple(key if owned.span is None else key.shard for owned, key in keys)
+        return tuple(self.context.accumulated(self.group, i) for i in self.leaves)
 
     def _sharded(self, key: Key) -> Ownership | None:
         """The bucket of a key whose update works on shards; None for others."""

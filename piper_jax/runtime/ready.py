@@ -66,8 +66,7 @@ def prepare(context: Context, instructions: Sequence[Instruction], wanted: Seque
 def accumulator_keys(found: Context) -> tuple[Key, ...]:
     """Gradient accumulators: zero between steps, kept by the Train object and not by the state."""
     pairs = ((g, leaf) for g, leaves in found.group_leaves.items() for leaf in leaves if leaf in found.trainable_index)
-    keys = ((found.owned_leaf[leaf], Key("accumulator", g, leaf)) for g, leaf in pairs)
-    return tuple(key if owned.span is None else key.shard for owned, key in keys)
+    return tuple(found.accumulated(g, leaf) for g, leaf in pairs)
 
 
 def first_gradients(found: Context) -> tuple[Key, ...]:

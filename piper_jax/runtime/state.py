@@ -14,7 +14,8 @@ import numpy as np
 from piper_jax.errors import RuntimeFault
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
-from piper_jax.lowering.shards import from_rows, shard_length, to_rows
+from piper_jax.lowering.shards import from_rows, to_rows
+from piper_jax.lowering.slots import local_spec
 from piper_jax.lowering.updates import GroupUpdate
 
 
@@ -87,14 +88,8 @@ class StateLayout:
 
     @cached_property
     def _shapes(self) -> tuple[tuple[int, ...], ...]:
-        single = {"key": (), "step": ()}
-        return tuple(single[k.kind] if k.kind in single else self._shape(k) for k in self.keys)
-
-    def _shape(self, key: Key) -> tuple[int, ...]:
-        shape = self.context.whole_spec(key).shape
-        if not key.kind.endswith("_shard"):
-            return shape
-        return self.context.replicas, shard_length(shape, self.context.shards_of(key))
+        found = ((key, local_spec(self.context, key).shape) for key in self.keys)
+        return tuple((self.context.replicas, *s) if key.layout == "stacked" else s for key, s in found)
 
     def leaves(self, state: TrainState, kind: str, count: int, device: Any) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""

@@ -84,7 +84,7 @@ class Sizes:
     def zero_shards(self, bucket: Bucket) -> int:
         """Over how many devices ZeRO divides what it shards of ``bucket``: all that hold copies; 1 without ZeRO."""
         owned = self._owned.get(bucket.name)
-        return owned.num_copies if owned is not None and owned.replication.shard_optimizer else 1
+        return owned.num_shards if owned is not None else 1
 
     def _shard_bytes(self, bucket: Bucket, group: str, shards: int) -> int:
         """Bytes of the trainable leaves on one device when each is flattened, padded and divided."""

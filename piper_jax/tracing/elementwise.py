@@ -30,10 +30,12 @@ ELEMENTWISE = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elementwise:
-    """Attributes:
-    buckets: those updated element by element.
-    shards: values of these buckets that shards stand for.
-    combine: values of these buckets that are exchanged, and how their parts are put together.
+    """What an update may do shard by shard.
+
+    Attributes:
+      buckets: those updated element by element.
+      shards: values of these buckets that shards stand for.
+      combine: values of these buckets that are exchanged, and how their parts are put together.
     """
 
     buckets: frozenset[int]

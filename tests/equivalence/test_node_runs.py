@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 from oracle import Problem, momentum, strategy
+from seeded_fault import spoil_backward
 from tiny_models import Tower, cross_entropy, mean_loss, tokens, weighted_loss
 from tolerances import TOLERANCES, assert_close
 
 import piper_jax as piper
 from piper_jax import where
-from piper_jax.lowering import context as lowering_context
 from piper_jax.tracing.model_state import model_state
 
 FLOAT32 = TOLERANCES["float32"]
@@ -118,22 +118,8 @@ def test_metrics_of_one_microbatch() -> None:
 
 def test_a_fault_is_in_the_outputs_of_its_node(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: a product in the backward of stage 1 takes one factor twice."""
-    sound = lowering_context.passes
     plain = Problem(loss_fn=mean_loss, params=Tower(layers=3), batch=tokens(), optimizer=momentum())
-    leaves = model_state(plain.params).leaves
-
-    def faulty(program: Any, chunk: Any, remat: Any = None) -> Any:
-        built = sound(program, chunk, remat)
-        if not any(leaves[i].path.startswith("layers.1.") for i in chunk.state):
-            return built
-        back = built.backward
-        position = max(i for i, eqn in enumerate(back.eqns) if eqn.name == "mul")
-        eqn = back.eqns[position]
-        wrong = dataclasses.replace(eqn, inputs=(eqn.inputs[0], eqn.inputs[0]))
-        eqns = (*back.eqns[:position], wrong, *back.eqns[position + 1 :])
-        return dataclasses.replace(built, backward=dataclasses.replace(back, eqns=eqns))
-
-    monkeypatch.setattr(lowering_context, "passes", faulty)
+    spoil_backward(monkeypatch, plain.params)
     train = plain.parallelize(strategy(stages=3, microbatches=2))
     state = train.init(plain.params)
     found = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from oracle import Problem, adamw, assert_equivalent, assert_steps, momentum, strategy
+from seeded_fault import spoil_backward
 from tiny_models import VOCAB, Tower, cross_entropy, mean_loss, tokens
 from tolerances import TOLERANCES, assert_close
 
 import piper_jax as piper
-from piper_jax.lowering import context as lowering_context
-from piper_jax.tracing.model_state import model_state
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +53,7 @@ def test_bisection_finds_nothing_in_a_healthy_plan(problem: Problem, train: pipe
 
 def test_bisection_names_the_first_node_that_differs(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the last product in the backward of stage 1 takes one factor twice."""
-    sound: Callable[..., Any] = lowering_context.passes
-    leaves = model_state(problem.params).leaves
-
-    def faulty(program: Any, chunk: Any, remat: Any = None) -> Any:
-        built = sound(program, chunk, remat)
-        if not any(leaves[i].path.startswith("layers.1.") for i in chunk.state):
-            return built
-        back = built.backward
-        position = max(i for i, eqn in enumerate(back.eqns) if eqn.name == "mul")
-        eqn = back.eqns[position]
-        wrong = dataclasses.replace(eqn, inputs=(eqn.inputs[0], eqn.inputs[0]))
-        eqns = (*back.eqns[:position], wrong, *back.eqns[position + 1 :])
-        return dataclasses.replace(built, backward=dataclasses.replace(back, eqns=eqns))
-
-    monkeypatch.setattr(lowering_context, "passes", faulty)
+    spoil_backward(monkeypatch, problem.params)
     train = problem.parallelize(strategy(stages=4, microbatches=2))
     found = train.bisect(train.init(problem.params), problem.batch)
     assert found is not None
