@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from html import escape
 from typing import TYPE_CHECKING
 
 from piper_jax.ir.nodes import Collective, Compute
@@ -19,7 +18,7 @@ MAX_ROWS = 24
 
 def plan_text(plan: Plan) -> str:
     """What ``print(plan)`` shows: at most a few screens, whatever the size of the plan."""
-    lines = [_headline(plan)]
+    lines = [headline(plan)]
     if plan.history:
         lines += ["directives", *_shortened([f"  {record}" for record in plan.history])]
     lines += _group_lines(plan) if _is_placed(plan) else _stage_lines(plan)
@@ -27,36 +26,8 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-PASS_COLORS = {"F": "#3f74c1", "B": "#33a08c", "BI": "#7a9f3d", "BW": "#e8b54a", "U": "#8466b3"}
-
-
-def plan_html(plan: Plan) -> str:
-    """The plan in a notebook: its size, its directives folded away, and the order of each group as coloured cells."""
-    if not _is_placed(plan):
-        return f"<pre>{escape(plan_text(plan))}</pre>"
-    style = "padding:1px 5px;color:#fff;font:12px monospace;text-align:center;border:1px solid #fff;background:"
-    rows = []
-    for name, row in _shown_rows(plan).items():
-        cells = (f'<td style="{style}{_color(cell)}">{escape(cell)}</td>' for cell in row)
-        rows.append(f'<tr><th style="text-align:right;padding-right:8px">{escape(name)}</th>{"".join(cells)}</tr>')
-    history = "\n".join(str(record) for record in plan.history)
-    groups = "\n".join(group_text(group) for group in plan.groups.values())
-    return (
-        f"<div><b>{escape(_headline(plan))}</b><table>{''.join(rows[:MAX_ROWS])}</table>"
-        f"<details><summary>{len(plan.history)} directives, {len(plan.groups)} groups</summary>"
-        f"<pre>{escape(history)}\n{escape(groups)}</pre></details></div>"
-    )
-
-
-def _color(cell: str) -> str:
-    return PASS_COLORS.get(cell[:2], PASS_COLORS.get(cell[:1], "#8a97a6"))
-
-
-def _shown_rows(plan: Plan) -> dict[str, tuple[str, ...]]:
-    return {name: row[:MAX_CELLS] for name, row in order_rows(plan.complete()).items()}
-
-
-def _headline(plan: Plan) -> str:
+def headline(plan: Plan) -> str:
+    """One line: how large the plan is."""
     devices = sum(len(group.devices) for group in plan.groups.values())
     return (
         f"plan  stages={plan.num_stages} microbatches={plan.num_microbatches} "

@@ -196,7 +196,7 @@ class Plan:
         return plan_text(self)
 
     def _repr_html_(self) -> str:
-        from piper_jax.planning.display import plan_html
+        from piper_jax.visualization.notebook import plan_html
 
         return plan_html(self)
 

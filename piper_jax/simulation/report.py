@@ -51,14 +51,19 @@ class MemoryStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMemory:
-    """Memory of one device of a group over the step."""
+    """Memory of one device of a group over the step.
+
+    Attributes:
+      steps: by time.
+      peak: the first step at which the total is largest: when, and how much of each kind.
+    """
 
     steps: tuple[MemoryStep, ...] = ()
+    peak: MemoryStep = field(init=False, repr=False, compare=False)
 
-    @property
-    def peak(self) -> MemoryStep:
-        """The first step at which the total is largest: when, and how much of each kind."""
-        return max(self.steps, key=lambda step: step.total_bytes, default=MemoryStep(0.0, 0, 0, 0, 0, 0))
+    def __post_init__(self):
+        peak = max(self.steps, key=lambda step: step.total_bytes, default=MemoryStep(0.0, 0, 0, 0, 0, 0))
+        object.__setattr__(self, "peak", peak)
 
     @property
     def peak_bytes(self) -> int:
@@ -140,6 +145,6 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from piper_jax.visualization.summary import summary_html
+        from piper_jax.visualization.notebook import report_html
 
-        return summary_html(self)
+        return report_html(self)

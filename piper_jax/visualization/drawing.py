@@ -13,9 +13,11 @@ from piper_jax.planning.completion import complete
 from piper_jax.planning.plan import Plan
 from piper_jax.simulation.report import Report
 from piper_jax.visualization.graph import save_graph
+from piper_jax.visualization.graph_data import graph_data
 from piper_jax.visualization.grid import grid_text
-from piper_jax.visualization.page import save_page
+from piper_jax.visualization.page import page_text
 from piper_jax.visualization.picture import save_picture
+from piper_jax.visualization.timeline_data import timeline_data
 from piper_jax.visualization.trace import save_trace
 
 PICTURES = (".svg", ".png", ".pdf")
@@ -67,7 +69,7 @@ def draw(
                 "draw(plan, measured=...): a plan has no timeline.", help="draw(simulate(plan), path, measured=...)."
             )
         with writing(path):
-            save_graph(_graph_dag(subject), path, select)
+            _draw_graph(_graph_dag(subject), path, select)
     return path
 
 
@@ -82,13 +84,20 @@ def _require_suffix(path: Path, known: tuple[str, ...], what: str) -> None:
 def _draw_report(report: Report, path: Path, measured: Report | None) -> None:
     match path.suffix.lower():
         case ".html":
-            save_page(report, path, measured)
+            path.write_text(page_text("timeline", timeline_data(report, measured)), encoding="utf-8")
         case ".json":
             save_trace(report, path, measured)
         case ".txt":
             path.write_text(grid_text(report) + "\n", encoding="utf-8")
         case _:
             save_picture(report, path)
+
+
+def _draw_graph(dag: Dag, path: Path, select: Filter | None) -> None:
+    if path.suffix.lower() == ".html":
+        path.write_text(page_text("graph", graph_data(dag, select)), encoding="utf-8")
+    else:
+        save_graph(dag, path, select)
 
 
 def _graph_dag(subject: Plan | Dag) -> Dag:

@@ -1,240 +1,196 @@
-"""The DAG, or the part of it that a filter selects, as a graph: time from left to right, a band for each group.
-
-A transfer (a send and its receive) is drawn as one edge.
-"""
+"""The graph as a picture (SVG, PNG, PDF) by matplotlib; the page of the graph is interactive, see ``web/graph.js``."""
 
 from __future__ import annotations
 
-import io
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from piper_jax.errors import FilterError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Collective, Compute, Node, Recv, Send, Update
-from piper_jax.ir.selection import select
-from piper_jax.visualization.picture import INK, MUTED, figure_class
-from piper_jax.visualization.scene import COLORS
+from piper_jax.visualization.graph_data import color_of, has_several_stages, node_lines, short_label
+from piper_jax.visualization.graph_layout import Edge, Layout, layout_of
+from piper_jax.visualization.palette import COLORS, IDLE, INK, MUTED, ink_on, meaning
+from piper_jax.visualization.picture import figure_class, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_NODES = 600
-MAX_LABELLED_EDGES = 60
-COLUMN, ROW = 1.7, 0.78  # inches between ranks and between rows
-TRANSFER = "#c2603a"
+MANY_COLUMNS = 10  # more columns than that have short labels only
+TRANSFER, VALUE = "#c2572b", "#9aa5b1"
+LETTER = 0.062  # inches of a letter of 7 points
+LEFT, TOP, MARGIN = 0.75, 0.62, 0.3  # inches; a margin above each band has room for bent edges
+Box = tuple[float, float, float, float]
 
 
-class Edge(NamedTuple):
-    """Values (none for an order edge) from one node to another, on one group or as a transfer to another."""
+class Grid(NamedTuple):
+    """Inches: distance of columns and rows, width and height of nodes."""
 
-    src: NodeId
-    dst: NodeId
-    values: tuple[str, ...]
-    is_transfer: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Places of nodes: column (rank) and row. ``bands`` gives the first row and the number of rows of each group."""
-
-    places: Mapping[NodeId, tuple[int, int]]
-    bands: Mapping[str, tuple[int, int]]
-    edges: tuple[Edge, ...]
+    column: float
+    row: float
+    wide: float
+    tall: float
 
 
 def save_graph(dag: Dag, path: Path, filter: Filter | None = None) -> None:
-    """Writes the graph to ``path``: ``.svg``, ``.png``, ``.pdf``, or ``.html`` with the SVG inside."""
-    figure = graph_figure(dag, filter)
-    if path.suffix.lower() != ".html":
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-        return
-    stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None})
-    svg = stream.getvalue()
-    title = escape(f"graph of {filter}" if filter is not None else "graph of the plan")
-    page = f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>\n<body>'
-    path.write_text(page + svg[svg.index("<svg") :] + "</body></html>\n", encoding="utf-8")
-
-
-def chosen_nodes(dag: Dag, filter: Filter | None) -> tuple[NodeId, ...]:
-    """The nodes that ``filter`` selects and the collectives between them, in node order.
-
-    Raises:
-      FilterError: more than 600 nodes, too many to read.
-    """
-    if filter is None:
-        kept = set(dag.nodes)
-    else:
-        kept = set(select(dag, filter))
-        kept |= _reached(dag, kept, forwards=True) & _reached(dag, kept, forwards=False)
-    kept = {node for node in kept if not isinstance(dag.nodes[node], Send | Recv)}
-    if len(kept) > MAX_NODES:
-        raise FilterError(
-            f"a graph of {len(kept)} nodes cannot be read.",
-            help="select fewer, such as select=where(MB=0) or --select MB=0.",
-        )
-    return tuple(node for node in dag.nodes if node in kept)
-
-
-def _reached(dag: Dag, start: set[NodeId], *, forwards: bool) -> set[NodeId]:
-    """Communication nodes that are reached from ``start`` over communication nodes only."""
-    after: dict[NodeId, list[NodeId]] = defaultdict(list)
-    for edge in dag.data:
-        src, dst = (edge.src, edge.dst) if forwards else (edge.dst, edge.src)
-        if isinstance(dag.nodes[dst], Send | Recv | Collective):
-            after[src].append(dst)
-    found: set[NodeId] = set()
-    pending = list(start)
-    while pending:
-        for node in after[pending.pop()]:
-            if node not in found:
-                found.add(node)
-                pending.append(node)
-    return found
-
-
-def layout_of(dag: Dag, filter: Filter | None = None) -> Layout:
-    """Ranks nodes by the longest path that leads to them, and gives each group as many rows as it needs."""
-    nodes = chosen_nodes(dag, filter)
-    kept = set(nodes)
-    edges = [edge for edge in _edges(dag) if edge.src in kept and edge.dst in kept]
-    ranks = _ranks(nodes, edges)
-    used: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    rows: dict[NodeId, int] = {}
-    for node in nodes:
-        band = _band(dag.nodes[node])
-        rows[node] = used[band][ranks[node]]
-        used[band][ranks[node]] += 1
-    order = {name: place for place, name in enumerate(dag.groups)}
-    bands: dict[str, tuple[int, int]] = {}
-    first = 0
-    for band in sorted(used, key=lambda name: (order.get(name, len(order)), len(name), name)):
-        bands[band] = (first, max(used[band].values()))
-        first += bands[band][1]
-    places = {node: (ranks[node], bands[_band(dag.nodes[node])][0] + rows[node]) for node in nodes}
-    return Layout(places=places, bands=bands, edges=tuple(edges))
-
-
-def _edges(dag: Dag) -> list[Edge]:
-    """Data and order edges, with producer, send, receive, consumer joined to one edge."""
-    sender: dict[NodeId, NodeId] = {}
-    for edge in dag.data:
-        if isinstance(dag.nodes[edge.dst], Send):
-            sender[edge.dst] = edge.src
-    edges: list[Edge] = []
-    for edge in dag.data:
-        src, dst = dag.nodes[edge.src], dag.nodes[edge.dst]
-        if isinstance(src, Recv) and src.match in sender:
-            edges.append(Edge(sender[src.match], edge.dst, edge.values, is_transfer=True))
-        elif not isinstance(src, Send) and not isinstance(dst, Send):
-            edges.append(Edge(edge.src, edge.dst, edge.values))
-    return edges + [Edge(edge.src, edge.dst, ()) for edge in dag.order]
-
-
-def _band(node: Node) -> str:
-    if node.group is not None:
-        return node.group
-    return "" if node.id.PP is None else f"stage {node.id.PP}"
-
-
-def _ranks(nodes: Iterable[NodeId], edges: Iterable[Edge]) -> dict[NodeId, int]:
-    after: dict[NodeId, list[NodeId]] = defaultdict(list)
-    incoming = dict.fromkeys(nodes, 0)
-    for edge in edges:
-        after[edge.src].append(edge.dst)
-        incoming[edge.dst] += 1
-    ranks = dict.fromkeys(incoming, 0)
-    ready = [node for node, count in incoming.items() if not count]
-    for node in ready:
-        for other in after[node]:
-            ranks[other] = max(ranks[other], ranks[node] + 1)
-            incoming[other] -= 1
-            if not incoming[other]:
-                ready.append(other)
-    return ranks
+    """Writes the graph to ``path``: ``.svg``, ``.png`` or ``.pdf``."""
+    save_figure(graph_figure(dag, filter), path)
 
 
 def graph_figure(dag: Dag, filter: Filter | None = None) -> Figure:
-    """The matplotlib figure of the graph."""
-    layout = layout_of(dag, filter)
-    num_columns = 1 + max((column for column, _ in layout.places.values()), default=0)
-    num_rows = sum(count for _, count in layout.bands.values())
-    figure: Figure = figure_class()(figsize=(1.0 + COLUMN * num_columns, 0.45 + ROW * num_rows), facecolor="white")
+    """The matplotlib figure of the graph; its units are inches."""
+    layout = layout_of(dag, filter, max_nodes=MAX_NODES, instead=", or draw to .html")
+    is_wide = layout.num_columns > MANY_COLUMNS
+    texts = {node: _lines(dag, node, is_wide) for node in layout.places}
+    letters = max((len(line) for lines in texts.values() for line in lines), default=4)
+    wide = 0.42 if is_wide else max(0.9, LETTER * letters + 0.14)
+    grid = Grid(wide + (0.22 if is_wide else 0.6), 0.46 if is_wide else 0.72, wide, 0.3 if is_wide else 0.44)
+    width = LEFT + grid.column * layout.num_columns + 0.1
+    height = TOP + grid.row * layout.num_rows + MARGIN * len(layout.bands) + 0.1
+    figure: Figure = figure_class()(figsize=(max(width, 5.5), height), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
-    axes.set_xlim(-0.5 - 0.9 / COLUMN, num_columns - 0.5 + 0.1 / COLUMN)
-    axes.set_ylim(num_rows - 0.5, -0.5 - 0.45 / ROW)
-    title = f"{filter}" if filter is not None else "the whole plan"
-    axes.text(-0.5 - 0.8 / COLUMN, -0.5 - 0.16 / ROW, f"{title}: {len(layout.places)} nodes", fontsize=9, color=MUTED)
-    for number, (band, (first, count)) in enumerate(layout.bands.items()):
-        shade = "#f3f5f7" if number % 2 == 0 else "#ffffff"
-        axes.axhspan(first - 0.5, first + count - 0.5, color=shade, linewidth=0, zorder=0)
-        axes.text(
-            -0.5 - 0.8 / COLUMN, first + count / 2 - 0.5, band, fontsize=9, fontweight="bold", color=INK, va="center"
-        )
-    for edge in layout.edges:
-        _draw_edge(axes, layout, edge)
-    for node, (column, row) in layout.places.items():
-        _draw_node(axes, dag, dag.nodes[node], column, row)
+    axes.set_xlim(0, max(width, 5.5))
+    axes.set_ylim(height, 0)
+    _draw_bands(axes, layout, grid)
+    places = {node: _place(layout, grid, node) for node in layout.places}
+    curves = [_curve(places, edge, grid) for edge in layout.edges]
+    for edge, curve in zip(layout.edges, curves, strict=True):
+        _draw_edge(axes, edge, curve)
+    for node, (x, y) in places.items():
+        _draw_node(axes, COLORS[color_of(dag.nodes[node])], texts[node], x, y, grid)
+    if not is_wide:
+        _draw_edge_labels(axes, layout, curves, [(x, y, wide, grid.tall) for x, y in places.values()])
+    _draw_heading(figure, dag, layout, filter, height)
     return figure
 
 
-def _draw_edge(axes: Axes, layout: Layout, edge: Edge) -> None:
-    from matplotlib.patches import FancyArrowPatch
+def _lines(dag: Dag, node: NodeId, is_wide: bool) -> tuple[str, ...]:
+    if is_wide:
+        return (short_label(dag.nodes[node], several_stages=has_several_stages(dag)),)
+    return tuple(text if len(text) <= 27 else text[:13] + "…" + text[-13:] for text in node_lines(dag.nodes[node]))
 
-    (left, top), (right, bottom) = layout.places[edge.src], layout.places[edge.dst]
-    wide, tall = (right - left - 0.72) * COLUMN, (top - bottom) * ROW
-    length = math.hypot(wide, tall) or 1.0
-    bend = 0.0 if top != bottom or right == left + 1 else 0.75 / length
+
+def _band_top(layout: Layout, grid: Grid, band: str) -> float:
+    return TOP + layout.bands[band][0] * grid.row + list(layout.bands).index(band) * MARGIN
+
+
+def _place(layout: Layout, grid: Grid, node: NodeId) -> tuple[float, float]:
+    """The upper left corner of a node."""
+    column, row = layout.places[node]
+    number = sum(first <= row for first, _ in layout.bands.values())
+    x = LEFT + column * grid.column + (grid.column - grid.wide) / 2
+    return x, TOP + row * grid.row + (number - 0.5) * MARGIN + (grid.row - grid.tall) / 2
+
+
+def _draw_bands(axes: Axes, layout: Layout, grid: Grid) -> None:
+    for number, (band, (_, count)) in enumerate(layout.bands.items()):
+        top, tall = _band_top(layout, grid, band), count * grid.row + MARGIN
+        axes.axhspan(top, top + tall, color=IDLE if number % 2 == 0 else "white", alpha=0.6, linewidth=0, zorder=0)
+        axes.text(0.15, top + tall / 2, band, fontsize=9, fontweight="bold", color=INK, va="center")
+
+
+def _curve(places: dict[NodeId, tuple[float, float]], edge: Edge, grid: Grid) -> list[tuple[float, float]]:
+    """Start, two control points and end; edges along a row bend below the nodes between their ends."""
+    (left, top), (right, bottom) = places[edge.src], places[edge.dst]
+    x, y, u, v = left + grid.wide, top + grid.tall / 2, right, bottom + grid.tall / 2
+    is_far = right - left > 1.5 * grid.column
+    bend = grid.row * (0.62 + 0.1 * (round(left / grid.column) % 4)) if is_far and y == v else 0.0
+    reach = max((u - x) * (0.12 if bend else 0.45), 0.12)
+    return [(x, y), (x + reach, y + bend), (u - reach, v + bend), (u, v)]
+
+
+def _draw_edge(axes: Axes, edge: Edge, curve: list[tuple[float, float]]) -> None:
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path as Curve
+
+    path = Curve(curve, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
     arrow = FancyArrowPatch(
-        (left + 0.36, top), (right - 0.36, bottom), arrowstyle="-|>", mutation_scale=8, linewidth=1.0,
-        color=TRANSFER if edge.is_transfer else "#9aa5b1", linestyle="-" if edge.values else (0, (3, 2)),
-        connectionstyle=f"arc3,rad={bend}", shrinkA=0, shrinkB=0, zorder=1,
+        path=path, arrowstyle="-|>", mutation_scale=7, linewidth=1.0, color=TRANSFER if edge.is_transfer else VALUE,
+        alpha=0.9 if edge.is_transfer else 0.7, linestyle="-" if edge.values else (0, (3, 2)), shrinkA=0, shrinkB=0,
+        zorder=1,
     )  # fmt: skip
     axes.add_patch(arrow)
-    if edge.values and len(layout.edges) <= MAX_LABELLED_EDGES:
-        x = (left + right) / 2 + bend * tall / 2 / COLUMN
-        y = (top + bottom) / 2 + bend * wide / 2 / ROW
-        paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+
+
+def _draw_node(axes: Axes, face: str, lines: tuple[str, ...], x: float, y: float, grid: Grid) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    axes.add_patch(
+        FancyBboxPatch((x, y), grid.wide, grid.tall, boxstyle="round,pad=0,rounding_size=0.05", facecolor=face,
+                       edgecolor="none", zorder=3)
+    )  # fmt: skip
+    shifts = (0.3, 0.7) if len(lines) == 2 and lines[1] else (0.5,)
+    for line, shift in zip(lines, shifts, strict=False):
+        weight = "bold" if shift == 0.3 else "normal"
+        axes.text(x + grid.wide / 2, y + shift * grid.tall, line, fontsize=7, fontweight=weight, color=ink_on(face),
+                  ha="center", va="center", zorder=5)  # fmt: skip
+
+
+def _draw_edge_labels(axes: Axes, layout: Layout, curves: list[list[tuple[float, float]]], taken: list[Box]) -> None:
+    """Writes what an edge carries where it covers no node and no other label; else the edge stays without."""
+    for edge, curve in zip(layout.edges, curves, strict=True):
         text = _edge_label(edge.values)
-        axes.text(x, y, text, fontsize=6, color=MUTED, ha="center", va="center", bbox=paper, zorder=2)
+        wide, tall = LETTER * 0.86 * len(text) + 0.06, 0.13
+        middles = [_point(curve, share) for share in (0.5, 0.4, 0.6, 0.3, 0.7, 0.22, 0.78)]
+        boxes = ((x - wide / 2, y - tall / 2, wide, tall) for x, y in middles)
+        free = next((box for box in boxes if not any(_overlap(box, other) for other in taken)), None)
+        if text and free is not None:
+            taken.append(free)
+            paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
+            axes.text(free[0] + wide / 2, free[1] + tall / 2, text, fontsize=6, color=MUTED, ha="center", va="center",
+                      bbox=paper, zorder=4)  # fmt: skip
+
+
+def _point(curve: list[tuple[float, float]], t: float) -> tuple[float, float]:
+    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
+    x, y = (sum(w * p[axis] for w, p in zip(weights, curve, strict=True)) for axis in (0, 1))
+    return x, y
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return all(one[axis] < other[axis] + other[axis + 2] and other[axis] < one[axis] + one[axis + 2] for axis in (0, 1))
 
 
 def _edge_label(values: tuple[str, ...]) -> str:
     """The value, or only what it is where its name repeats the op or the bucket."""
+    if not values:
+        return ""
     word = values[0].partition(" ")[0]
-    first = word if word in ("residuals", "gradient", "parameters", "weight") else _shortened(values[0])
-    return first if len(values) == 1 else f"{first} +{len(values) - 1}"
+    first = word if word in ("residuals", "gradient", "parameters", "weight") else values[0]
+    shown = first if len(first) <= 22 else first[:10] + "…" + first[-11:]
+    return shown if len(values) == 1 else f"{shown} +{len(values) - 1}"
 
 
-def _draw_node(axes: Axes, dag: Dag, node: Node, column: int, row: int) -> None:
-    from matplotlib.patches import FancyBboxPatch
+def _draw_heading(figure: Figure, dag: Dag, layout: Layout, filter: Filter | None, height: float) -> None:
+    """What is shown, and what colours and lines mean."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    match node:
-        case Compute() | Update():
-            face, ink = COLORS[node.id.PASS or "F"], "white"
-        case Send() | Recv():
-            face, ink = "#e4e8ec", INK
-        case Collective():
-            face, ink = COLORS[node.kind], "white"
-    box = FancyBboxPatch(
-        (column - 0.34, row - 0.27), 0.68, 0.54, boxstyle="round,pad=0.02,rounding_size=0.06", facecolor=face,
-        edgecolor="white", linewidth=0.8, mutation_aspect=COLUMN / ROW, zorder=3,
+    title = f"{filter}" if filter is not None else "the whole plan"
+    left = 0.15 / figure.get_size_inches()[0]
+    figure.text(
+        left,
+        1 - 0.18 / height,
+        f"{title}: {len(layout.places)} nodes",
+        fontsize=10,
+        fontweight="bold",
+        color=INK,
+        va="center",
+    )
+    used = {color_of(dag.nodes[node]) for node in layout.places}
+    handles: list[Patch | Line2D] = [Patch(color=COLORS[kind], label=meaning(kind)) for kind in COLORS if kind in used]
+    kinds = {(edge.is_transfer, bool(edge.values)) for edge in layout.edges}
+    lines = {(False, True): "value", (True, True): "transfer to another group", (False, False): "only order"}
+    handles += [
+        Line2D([], [], color=TRANSFER if kind[0] else VALUE, linestyle="-" if kind[1] else (0, (3, 2)), label=name)
+        for kind, name in lines.items()
+        if kind in kinds
+    ]
+    figure.legend(
+        handles=handles, ncols=len(handles), fontsize=7.5, loc="center left", bbox_to_anchor=(left, 1 - 0.44 / height),
+        frameon=False, labelcolor=MUTED, handlelength=1.3, handleheight=0.9, handletextpad=0.5, columnspacing=1.2,
+        borderpad=0, borderaxespad=0,
     )  # fmt: skip
-    axes.add_patch(box)
-    head, _, tail = str(node.id).partition(" ")
-    for text, shift, size in ((head, -0.1, 7), (_shortened(tail), 0.13, 6)):
-        axes.text(column, row + shift, text, fontsize=size, color=ink, ha="center", va="center", zorder=5)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 22 else text[:10] + "…" + text[-11:]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from piper_jax.ir.ids import NodeId
-from piper_jax.simulation.report import Report, Span
+from piper_jax.simulation.report import GroupReport, Report, Span
+
+TASK = re.compile(r"(\d*[A-Z]+)(\d+)")
 
 
 def task_label(nodes: Sequence[NodeId], *, several_stages: bool) -> str:
@@ -31,6 +34,34 @@ def has_several_stages(report: Report) -> bool:
     return any(len(group.stages) > 1 for group in report.groups)
 
 
+def written(label: str, wide: float, tall: int) -> str:
+    """As much of ``label`` as has room: ``2F10``, ``2F`` over ``10``, the microbatch alone, or nothing.
+
+    Args:
+      wide, tall: room in characters and in lines.
+    """
+    found = TASK.fullmatch(label)
+    if len(label) <= wide:
+        return label
+    if found is None or len(found[2]) > wide:
+        return ""
+    return f"{found[1]}\n{found[2]}" if tall >= 2 and len(found[1]) <= wide else found[2]
+
+
+def label_note(several_stages: bool) -> str:
+    """How a label reads."""
+    alone = "; a number alone is the microbatch"
+    return ("2F0 is forward of microbatch 0 on stage 2" if several_stages else "F0 is forward of microbatch 0") + alone
+
+
+def group_lines(group: GroupReport) -> tuple[str, ...]:
+    """What names a row: ``g0`` over ``stages 0, 7``."""
+    if not group.stages:
+        return (group.name,)
+    numbers = ", ".join(map(str, group.stages[:4])) + (", ..." if len(group.stages) > 4 else "")
+    return group.name, f"stages {numbers}" if len(group.stages) > 1 else f"stage {numbers}"
+
+
 def row_names(names: Sequence[str]) -> list[str]:
     """Names of groups for rows: ``g0, g1, ...`` shorten to ``0, 1, ...``."""
     short = all(name[:1] == "g" and name[1:].isdigit() for name in names)
@@ -53,3 +84,11 @@ def bytes_text(nbytes: float) -> str:
         if nbytes >= 1024**power:
             return f"{nbytes / 1024**power:.2f} {name}"
     return f"{nbytes:.0f} B"
+
+
+def flops_text(count: float) -> str:
+    """``"7.7 MFLOP"``, in powers of 1000."""
+    for power, name in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {name}FLOP"
+    return f"{count:.0f} FLOP"

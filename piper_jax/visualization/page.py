@@ -1,38 +1,51 @@
-"""The timeline as one self-contained interactive page: zoom, hover, search, critical path, memory per group."""
+"""Self-contained interactive pages: one shell for the timeline of a report and the graph of a plan."""
 
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64encode
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
-from pathlib import Path
+from typing import Any, Literal
 
-from piper_jax.simulation.report import Report
-from piper_jax.visualization.page_data import page_data
+from piper_jax.visualization.palette import COLORS, MEANINGS, ORDINALS, PASS_COLORS, meaning
 
-
-def save_page(report: Report, path: Path, measured: Report | None = None) -> None:
-    """Writes the page to ``path``."""
-    path.write_text(page_text(report, measured), encoding="utf-8")
+LARGE_BYTES = 500_000
+SCRIPTS = {"timeline": ("page.js", "timeline.js", "memory.js"), "graph": ("page.js", "graph.js")}
 
 
-def page_text(report: Report, measured: Report | None = None) -> str:
+def page_text(view: Literal["timeline", "graph"], data: Mapping[str, Any]) -> str:
     """The page: no part of it is loaded from elsewhere.
 
     Args:
-      measured: the same step as it ran; its computations are shown below the planned ones of each group. Planned times
-        in ticks are stretched to its makespan.
+      view: which view shows the data; the shell (zoom, hover, search, legend) is the same.
+      data: of :func:`timeline_data` or :func:`graph_data`; written as JSON, or deflated if it is large.
     """
+    text = json.dumps({**_meanings(), **data}, separators=(",", ":"))
+    is_large = len(text) > LARGE_BYTES
     parts = {
-        "title": escape(report.title or "step"),
+        "title": escape(data["title"]),
+        "view": view,
         "style": _web_file("page.css"),
-        "data": json.dumps(page_data(report, measured), separators=(",", ":")).replace("</", "<\\/"),
-        "script": _web_file("page.js"),
+        "type": "application/deflate" if is_large else "application/json",
+        "data": b64encode(zlib.compress(text.encode())).decode() if is_large else text.replace("</", "<\\/"),
+        "script": "".join(map(_web_file, SCRIPTS[view])),
     }
-    text = _web_file("page.html")
+    page = _web_file("page.html")
     for name, part in parts.items():
-        text = text.replace("{{" + name + "}}", part)
-    return text
+        page = page.replace("{{" + name + "}}", part)
+    return page
+
+
+def _meanings() -> dict[str, Any]:
+    return {
+        "colors": COLORS,
+        "passColors": list(PASS_COLORS),
+        "meanings": {kind: meaning(kind) for kind in MEANINGS},
+        "ordinals": ORDINALS,
+    }
 
 
 def _web_file(name: str) -> str:

@@ -1,34 +1,53 @@
-"""The timeline as a picture (SVG or PNG) by matplotlib: rows of tasks, and the peak memory of each group."""
+"""The timeline as a picture (SVG, PNG, PDF) by matplotlib: rows of tasks, and the peak memory of each group."""
 
 from __future__ import annotations
 
 import io
 from collections import defaultdict
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from piper_jax.errors import ConfigError
 from piper_jax.simulation.report import Report
-from piper_jax.visualization.labels import bytes_text, row_names, time_text
-from piper_jax.visualization.scene import COLORS, MEMORY_COLORS, Box, Lane, Scene, scene_of, shaded
+from piper_jax.visualization.labels import bytes_text, group_lines, time_text, written
+from piper_jax.visualization.legend import draw_heading, heading_inches
+from piper_jax.visualization.palette import (
+    COLORS,
+    IDLE,
+    INK,
+    MEMORY_COLORS,
+    MUTED,
+    PASS_COLORS,
+    THIN_IDLE,
+    ink_on,
+    shaded,
+)
+from piper_jax.visualization.scene import Box, Lane, Scene, scene_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TALL, THIN, GAP = 1.0, 0.28, 0.3  # heights of lanes and the space between groups, in rows
-INK, MUTED, IDLE = "#1f2933", "#66727f", "#eef1f4"
-MAX_TITLE = 60
-TASK_COLORS = ("F", "B", "BI", "BW", "U")
+LOW = 0.55  # height of communication on a computing lane
+WIDTH, MEMORY, LEFT, RIGHT, BOTTOM = 12.0, 1.9, 0.72, 0.16, 0.34  # inches
+ROW, MAX_ROWS = 0.34, 7.5  # inches of a row, and of all rows
+NARROW = 2.4  # points below which spans become bands
 MAX_LABELS = 4000
-WIDTH_INCHES = 12.0
+Corners = list[tuple[float, float]]
 
 
 def save_picture(report: Report, path: Path) -> None:
     """Writes the timeline to ``path``, whose suffix (``.svg``, ``.png``, ``.pdf``) names the format."""
-    figure = timeline_figure(report)
-    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    save_figure(timeline_figure(report), path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a figure; equal figures give equal SVG files."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "piper"}):
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def png_bytes(report: Report) -> bytes:
@@ -40,24 +59,27 @@ def png_bytes(report: Report) -> bytes:
 
 def timeline_figure(report: Report) -> Figure:
     """The matplotlib figure: a row of lanes for each group, peak memory by kind on the right where sizes are known."""
-    scene = scene_of(report)
+    room = WIDTH - LEFT - RIGHT - (MEMORY if report.peak_bytes else 0)
+    point = (report.makespan or 1) / (room * 72)
+    scene = scene_of(report, narrow=NARROW * point)
     tops, height = _lane_tops(scene.lanes)
-    has_memory = report.peak_bytes > 0
-    size = (WIDTH_INCHES, 1.25 + 0.30 * height * (1.0 if height < 40 else 40 / height))
-    figure: Figure = figure_class()(figsize=size, facecolor="white")
-    room = {"left": 0.045, "right": 0.985, "top": 1 - 0.72 / size[1], "bottom": 0.42 / size[1]}
-    grid = figure.add_gridspec(
-        1, 2 if has_memory else 1, width_ratios=(5, 1) if has_memory else None, wspace=0.03, **room
-    )
-    axes = figure.add_subplot(grid[0, 0])
-    _draw_lanes(axes, report, scene, tops)
-    _draw_boxes(axes, report, scene, tops, size[0] * 72 * (0.78 if has_memory else 0.94))
+    row = min(ROW, MAX_ROWS / height)
+    tall = heading_inches(report, scene) + row * height + BOTTOM
+    figure: Figure = figure_class()(figsize=(WIDTH, tall), facecolor="white")
+    place = (LEFT / WIDTH, BOTTOM / tall, room / WIDTH, row * height / tall)
+    axes = figure.add_axes(place)
     axes.set_xlim(0, report.makespan or 1)
-    axes.set_ylim(height, -0.1)
+    axes.set_ylim(height, -0.05)
+    _draw_lanes(axes, report, scene, tops, row)
+    _draw_areas(axes, scene, tops, point)
+    _draw_labels(axes, scene, tops, point, row)
     _draw_time_axis(axes, report)
-    if has_memory:
-        _draw_memory(figure.add_subplot(grid[0, 1]), report, scene, tops, height)
-    _draw_heading(figure, report, scene, size)
+    if report.peak_bytes:
+        beside = figure.add_axes(
+            ((LEFT + room + 0.12) / WIDTH, place[1], (MEMORY - 0.12) / WIDTH, place[3]), sharey=axes
+        )
+        _draw_memory(beside, report, scene, tops)
+    draw_heading(figure, report, scene, (WIDTH, tall))
     return figure
 
 
@@ -85,50 +107,77 @@ def _lane_tops(lanes: tuple[Lane, ...]) -> tuple[list[float], float]:
             position += GAP
         tops.append(position)
         position += _lane_height(lane)
-    return tops, position
+    return tops, max(position, TALL)
 
 
-def _draw_lanes(axes: Axes, report: Report, scene: Scene, tops: list[float]) -> None:
-    names = dict(zip((group.name for group in report.groups), row_names([g.name for g in report.groups]), strict=True))
-    step = 1 + len(report.groups) // 40
-    for number, group in enumerate(report.groups):
-        lanes = [index for index, lane in enumerate(scene.lanes) if lane.group == group.name]
-        if number % step == 0:
-            axes.text(-0.006, tops[lanes[0]] + TALL / 2, names[group.name], transform=axes.get_yaxis_transform(),
-                      ha="right", va="center", fontsize=9, color=INK, fontweight="bold")  # fmt: skip
-    for lane, top in zip(scene.lanes, tops, strict=True):
-        axes.axhspan(top, top + _lane_height(lane), color=IDLE if lane.is_compute else "#f7f8fa", linewidth=0, zorder=0)
-
-
-def _draw_boxes(axes: Axes, report: Report, scene: Scene, tops: list[float], points: float) -> None:
+def _draw_lanes(axes: Axes, report: Report, scene: Scene, tops: list[float], row: float) -> None:
     from matplotlib.collections import PolyCollection
 
-    polygons: dict[tuple[str, int], list[list[tuple[float, float]]]] = defaultdict(list)
-    unit = points / (report.makespan or 1)
-    labelled: list[tuple[Box, float, float]] = []
+    for color, is_compute in ((IDLE, True), (THIN_IDLE, False)):
+        rows = [
+            _corners(0, report.makespan or 1, top, _lane_height(lane))
+            for lane, top in zip(scene.lanes, tops, strict=True)
+            if lane.is_compute is is_compute
+        ]
+        axes.add_collection(PolyCollection(rows, facecolors=color, linewidths=0, zorder=0))
+    firsts = {lane.group: top for lane, top in reversed(list(zip(scene.lanes, tops, strict=True)))}
+    step = 1 + int(0.12 / (row * (TALL + GAP)))
+    for group in report.groups[::step]:
+        lines = group_lines(group) if row > 0.24 else group_lines(group)[:1]
+        for line, shift in zip(lines, (0.32, 0.72) if len(lines) > 1 else (0.5,), strict=True):
+            bold = line == group.name
+            axes.text(
+                -0.06 / WIDTH, firsts[group.name] + shift * TALL, line, transform=axes.get_yaxis_transform(),
+                ha="right", va="center", fontsize=min(9, 62 * row) if bold else 6.5, color=INK if bold else MUTED,
+                fontweight="bold" if bold else "normal",
+            )  # fmt: skip
+
+
+def _draw_areas(axes: Axes, scene: Scene, tops: list[float], point: float) -> None:
+    """All boxes and bands of one color and shade at once."""
+    from matplotlib.collections import PolyCollection
+
+    areas: dict[tuple[str, int], list[Corners]] = defaultdict(list)
     for box in scene.boxes:
-        height = _lane_height(scene.lanes[box.lane]) / box.num_parts
-        top = tops[box.lane] + box.part * height
-        corners = [(box.start, top), (box.end, top), (box.end, top + height), (box.start, top + height)]
-        polygons[box.color, box.shade].append(corners)
-        if scene.lanes[box.lane].is_compute and (box.end - box.start) * unit > 6:
-            labelled.append((box, top + height / 2, height))
-    for (color, shade), corners in polygons.items():
+        top, height = _place(box, scene, tops)
+        length = box.end - box.start
+        gap = min(0.7 * point, 0.12 * length)
+        areas[box.color, box.shade].append(_corners(box.start, length - gap, top, height))
+    for band in scene.bands:
+        height = _lane_height(scene.lanes[band.lane])
+        for color, shade, low, high in band.strips():
+            top = tops[band.lane] + (1 - high) * height
+            areas[color, shade].append(_corners(band.start, band.end - band.start, top, (high - low) * height))
+    for (color, shade), corners in areas.items():
         face = shaded(COLORS[color], shade)
-        outline = "white" if color in TASK_COLORS else face
-        edge = (0.6 if len(scene.boxes) < 3000 else 0.15) if color in TASK_COLORS else 0.4
-        axes.add_collection(PolyCollection(corners, facecolors=face, edgecolors=outline, linewidths=edge, zorder=2))
-    for box, middle, height in labelled if len(labelled) <= MAX_LABELS else ():
-        _draw_label(axes, box, middle, height, (box.end - box.start) * unit)
+        axes.add_collection(PolyCollection(corners, facecolors=face, linewidths=0, zorder=2))
 
 
-def _draw_label(axes: Axes, box: Box, middle: float, height: float, width: float) -> None:
-    size = 7.5 if height > 0.6 else 6
-    digits = box.label.lstrip("0123456789").lstrip("FBIWU")
-    text = next((text for text in (box.label, digits) if len(text) * size * 0.7 < width), "")
-    light = box.shade > 0 or box.color == "BW"
-    axes.text((box.start + box.end) / 2, middle, text, ha="center", va="center_baseline", fontsize=size,
-              color=INK if light else "white", zorder=3, clip_on=True)  # fmt: skip
+def _place(box: Box, scene: Scene, tops: list[float]) -> tuple[float, float]:
+    """The upper edge and the height of a box."""
+    lane = scene.lanes[box.lane]
+    height = _lane_height(lane) / box.num_parts
+    if lane.is_compute and box.color not in PASS_COLORS:
+        return tops[box.lane] + (1 - LOW) * height, LOW * height
+    return tops[box.lane] + box.part * height, height - (0.04 if box.part + 1 < box.num_parts else 0)
+
+
+def _corners(left: float, length: float, top: float, height: float) -> Corners:
+    return [(left, top), (left + length, top), (left + length, top + height), (left, top + height)]
+
+
+def _draw_labels(axes: Axes, scene: Scene, tops: list[float], point: float, row: float) -> None:
+    labelled = scene.labelled()
+    for box in labelled if len(labelled) <= MAX_LABELS else ():
+        top, height = _place(box, scene, tops)
+        size = 7.5 if height * row > 0.2 else 6
+        tall = int(height * row * 72 / (size * 1.3))
+        text = written(box.label, (box.end - box.start) / point / (0.66 * size), tall)
+        axes.text(
+            (box.start + box.end) / 2, top + height / 2, text, ha="center", va="center_baseline" if "\n" not in text
+            else "center", fontsize=size, linespacing=1.0, color=ink_on(shaded(COLORS[box.color], box.shade)),
+            zorder=3, clip_on=True,
+        )  # fmt: skip
 
 
 def _draw_time_axis(axes: Axes, report: Report) -> None:
@@ -141,56 +190,24 @@ def _draw_time_axis(axes: Axes, report: Report) -> None:
     axes.set_xticks(ticks, [time_text(tick, report.time_unit) for tick in ticks])
 
 
-def _draw_memory(axes: Axes, report: Report, scene: Scene, tops: list[float], height: float) -> None:
+def _draw_memory(axes: Axes, report: Report, scene: Scene, tops: list[float]) -> None:
     """Peak bytes of one device of each group, stacked by kind, aligned with its compute lane."""
-    largest = report.peak_bytes
-    for group in report.groups:
-        top = tops[next(number for number, lane in enumerate(scene.lanes) if lane.group == group.name)]
-        left = 0
-        peak = group.memory.peak
-        for kind in MEMORY_COLORS:
-            nbytes = getattr(peak, kind)
-            axes.barh(top + TALL / 2, nbytes, 0.72, left=left, color=MEMORY_COLORS[kind], linewidth=0)
-            left += nbytes
-        if len(report.groups) <= 40:
-            axes.text(left + largest * 0.02, top + TALL / 2, bytes_text(left), va="center", fontsize=7, color=MUTED)
-    axes.set_xlim(0, largest * 1.45)
-    axes.set_ylim(height, -0.1)
+    from matplotlib.collections import PolyCollection
+
+    firsts = {lane.group: top for lane, top in reversed(list(zip(scene.lanes, tops, strict=True)))}
+    peaks = [group.memory.peak for group in report.groups]
+    middles = [firsts[group.name] + TALL / 2 for group in report.groups]
+    lefts = [0] * len(peaks)
+    for kind, color in MEMORY_COLORS.items():
+        rights = [left + getattr(peak, kind) for left, peak in zip(lefts, peaks, strict=True)]
+        bars = [
+            _corners(left, right - left, middle - 0.36, 0.72)
+            for left, right, middle in zip(lefts, rights, middles, strict=True)
+        ]
+        axes.add_collection(PolyCollection(bars, facecolors=color, linewidths=0))
+        lefts = rights
+    largest = max(lefts)
+    for left, middle in zip(lefts, middles, strict=True) if len(peaks) <= 40 else ():
+        axes.text(left + largest * 0.03, middle, bytes_text(left), va="center", fontsize=7, color=MUTED)
+    axes.set_xlim(0, largest * (1.55 if len(peaks) <= 40 else 1.05))
     axes.axis("off")
-
-
-def _draw_heading(figure: Figure, report: Report, scene: Scene, size: tuple[float, float]) -> None:
-    line = 1 / size[1]
-    facts = (
-        f"{report.num_stages} stages",
-        f"{report.num_microbatches} microbatches",
-        report.costs,
-        f"makespan {time_text(report.makespan, report.time_unit)}",
-        f"bubble {report.bubble:.1%}",
-    )
-    figure.text(
-        0.02,
-        1 - 0.26 * line,
-        shorten(report.title or "step", MAX_TITLE, placeholder=" ..."),
-        fontsize=13,
-        fontweight="bold",
-        color=INK,
-        va="center",
-    )
-    figure.text(0.02, 1 - 0.52 * line, "   ".join(facts), fontsize=8.5, color=MUTED, va="center")
-    used = {box.color for box in scene.boxes}
-    _draw_legend(figure, {key: color for key, color in COLORS.items() if key in used}, 1 - 0.26 * line)
-    if report.peak_bytes:
-        peaks = [group.memory.peak for group in report.groups]
-        kinds = [kind for kind in MEMORY_COLORS if any(getattr(peak, kind) for peak in peaks)]
-        _draw_legend(figure, {kind: MEMORY_COLORS[kind] for kind in kinds}, 1 - 0.52 * line)
-
-
-def _draw_legend(figure: Figure, colors: dict[str, str], middle: float) -> None:
-    from matplotlib.patches import Patch
-
-    figure.legend(
-        handles=[Patch(color=color, label=name) for name, color in colors.items()], ncols=len(colors), fontsize=8,
-        loc="center right", bbox_to_anchor=(0.99, middle), frameon=False, labelcolor=MUTED,
-        handlelength=0.9, handleheight=0.9, handletextpad=0.45, columnspacing=1.1,
-    )  # fmt: skip

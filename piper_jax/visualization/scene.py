@@ -1,33 +1,18 @@
-"""What every picture of a report shows: lanes and boxes, before any drawing."""
+"""What every picture of a report shows: lanes, boxes and bands, before any drawing."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from piper_jax.ir.ids import NodeId
-from piper_jax.planning.display import PASS_COLORS
 from piper_jax.simulation.report import Report, Span
+from piper_jax.visualization.bands import Band, Shades, joined, runs
 from piper_jax.visualization.labels import has_several_stages, span_label, task_label
 
-# Passes, then communication; distinct in lightness too, for grey prints and colour-blind readers.
-COLORS = {
-    **PASS_COLORS,
-    "send": "#8d99a6",
-    "recv": "#bcc5ce",
-    "all_reduce": "#cf4a4a",
-    "reduce_scatter": "#e2725b",
-    "all_gather": "#ee9440",
-    "all_to_all": "#b8579c",
-}
-MEMORY_COLORS = {
-    "parameters": "#56657a",
-    "optimizer": "#9a7b4f",
-    "gradients": "#b5566f",
-    "activations": "#58a4bd",
-    "transfers": "#b9a3c9",
-}
+COMPUTING = ("compute", "update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,36 +48,91 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Lanes from top to bottom, and the boxes on them."""
+    """Lanes from top to bottom, the boxes on them, and bands in place of boxes below ``narrow`` in time."""
 
     lanes: tuple[Lane, ...]
     boxes: tuple[Box, ...]
+    bands: tuple[Band, ...] = ()
+    narrow: float = 0.0
+
+    def looks(self) -> set[tuple[str, int]]:
+        """Every color and shade that occurs; what a legend explains."""
+        found = {(box.color, box.shade) for box in self.boxes}
+        return found.union(*(band.times for band in self.bands))
+
+    def labelled(self) -> list[Box]:
+        """Boxes on which something can be written."""
+        return [
+            box for box in self.boxes if self.lanes[box.lane].is_compute and box.end - box.start > 2.5 * self.narrow
+        ]
 
 
-def scene_of(report: Report) -> Scene:
-    """Lays out the timeline of ``report``: the compute streams of each group, then its communication."""
-    streams: dict[str, dict[str, bool]] = {group.name: {"compute": True} for group in report.groups}
-    for span in report.timeline:
-        is_compute = span.kind in ("compute", "update")
-        streams[span.group][span.stream] = streams[span.group].get(span.stream, False) or is_compute
-    lanes = tuple(
-        Lane(group=group, stream=stream, is_compute=is_compute)
-        for group, found in streams.items()
-        for stream, is_compute in sorted(found.items(), key=lambda item: (not item[1], item[0] != "compute", item[0]))
+def scene_of(report: Report, *, narrow: float = 0.0) -> Scene:
+    """Lays out the timeline of ``report``: the compute streams of each group, then its communication.
+
+    Args:
+      narrow: the time below which neighbouring spans become bands; 0 keeps every span a box.
+    """
+    spans: dict[tuple[str, str], list[int]] = defaultdict(list)
+    computing: set[tuple[str, str]] = set()
+    for number, span in enumerate(report.timeline):
+        spans[span.group, span.stream].append(number)
+        if span.kind in COMPUTING:
+            computing.add((span.group, span.stream))
+    order = {group.name: place for place, group in enumerate(report.groups)}
+    computing |= {(name, "compute") for name in order}
+    places = sorted(
+        computing | spans.keys(), key=lambda key: (order[key[0]], key not in computing, key[1] != "compute", key[1])
     )
-    numbers = {(lane.group, lane.stream): number for number, lane in enumerate(lanes)}
+    lanes = tuple(Lane(group=key[0], stream=key[1], is_compute=key in computing) for key in places)
     shades = {group.name: {stage: n for n, stage in enumerate(group.stages)} for group in report.groups}
     several_stages = has_several_stages(report)
-    boxes = [
-        box
-        for number, span in enumerate(report.timeline)
-        for box in _boxes(span, number, numbers[span.group, span.stream], shades[span.group], several_stages)
-    ]
-    return Scene(lanes=lanes, boxes=tuple(boxes))
+    boxes: list[Box] = []
+    bands: list[Band] = []
+    for lane, key in enumerate(places):
+        numbers = spans.get(key, [])
+        merged: list[Band] = []
+        for run in _runs(report, numbers, narrow):
+            if len(run) > 1:
+                merged.append(_band(report, run, lane, shades[key[0]]))
+            else:
+                boxes += _boxes(report.timeline[run[0]], run[0], lane, shades[key[0]], several_stages)
+        bands += joined(merged, narrow)
+    boxes.sort(key=lambda box: (box.span, box.part))
+    return Scene(lanes=lanes, boxes=tuple(boxes), bands=tuple(bands), narrow=narrow)
+
+
+def _runs(report: Report, numbers: Sequence[int], narrow: float) -> list[Sequence[int]]:
+    if not narrow:
+        return [(number,) for number in numbers]
+    spans = (report.timeline[number] for number in numbers)
+    times = [(span.start, span.end) for span in spans]
+    return [numbers[run.start : run.stop] for run in runs(times, narrow)]
+
+
+def _band(report: Report, run: Sequence[int], lane: int, shades: dict[int, int]) -> Band:
+    times: Shades = {}
+    for number in run:
+        span = report.timeline[number]
+        looks = [(span.kind, 0)] if span.kind not in COMPUTING else _looks(span, shades)
+        time = (span.end - span.start) / len(looks)
+        for look in looks:
+            times[look] = times.get(look, 0.0) + time
+    return Band(lane, report.timeline[run[0]].start, report.timeline[run[-1]].end, times)
+
+
+def _looks(span: Span, shades: dict[int, int]) -> list[tuple[str, int]]:
+    """The color and the shade of each task of a computing span."""
+    tasks = {(node.PASS, node.PP, node.MB): None for node in span.nodes}
+    return [_look(PASS, stage, shades) for PASS, stage, _ in tasks]
+
+
+def _look(PASS: str | None, stage: int | None, shades: dict[int, int]) -> tuple[str, int]:
+    return PASS or "U", shades.get(stage, 0) if stage is not None else 0
 
 
 def _boxes(span: Span, number: int, lane: int, shades: dict[int, int], several_stages: bool) -> list[Box]:
-    if span.kind not in ("compute", "update"):
+    if span.kind not in COMPUTING:
         label = span_label(span, several_stages=several_stages)
         return [Box(lane, number, span.nodes[0], span.start, span.end, 0, 1, span.kind, 0, label)]
     tasks: dict[tuple[str | None, int | None, int | None], list[NodeId]] = defaultdict(list)
@@ -100,15 +140,8 @@ def _boxes(span: Span, number: int, lane: int, shades: dict[int, int], several_s
         tasks[node.PASS, node.PP, node.MB].append(node)
     return [
         Box(
-            lane, number, nodes[0], span.start, span.end, part, len(tasks), PASS or "U",
-            shades.get(stage, 0) if stage is not None else 0, task_label(nodes, several_stages=several_stages),
+            lane, number, nodes[0], span.start, span.end, part, len(tasks), *_look(PASS, stage, shades),
+            task_label(nodes, several_stages=several_stages),
         )
         for part, ((PASS, stage, _), nodes) in enumerate(tasks.items())
     ]  # fmt: skip
-
-
-def shaded(color: str, shade: int) -> str:
-    """``color`` (``#rrggbb``), mixed with white by a third for each ``shade``."""
-    keep = (2 / 3) ** shade
-    channels = (int(color[position : position + 2], 16) for position in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - (255 - channel) * keep):02x}" for channel in channels)

@@ -1,29 +1,27 @@
-"""A report as a small table: what ``print(report)`` shows, and its form for notebooks."""
+"""A report as a small table: what ``print(report)`` shows."""
 
 from __future__ import annotations
 
-import base64
-from html import escape
-
-from piper_jax.errors import ConfigError
 from piper_jax.simulation.report import MEMORY_KINDS, GroupReport, Report
-from piper_jax.visualization.grid import grid_text, heading_text
+from piper_jax.visualization.grid import heading_text
 from piper_jax.visualization.labels import bytes_text, time_text
-from piper_jax.visualization.picture import png_bytes
 
 MAX_ROWS = 24
-CELL = "padding:2px 10px;text-align:right;font:12px sans-serif"
 GROWN = {"parameters": "gathered parameters", "optimizer": "gathered optimizer state"}
-NOTEBOOK_COLUMNS = 200
 
 
 def summary_text(report: Report) -> str:
     """The heading, then for each group devices, bubble, busy time by stream and memory; last the largest peak."""
-    header, *rows = _table(report)
+    header, *rows = report_table(report)
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
     shown = lines if len(rows) <= MAX_ROWS else [*lines[: 1 + MAX_ROWS], f"... {len(rows) - MAX_ROWS} more groups"]
-    return "\n".join([heading_text(report), *shown, *_largest_peak(report), *_notes(report), *_shortage(report)])
+    return "\n".join([heading_text(report), *shown, *rest_lines(report)])
+
+
+def rest_lines(report: Report) -> list[str]:
+    """What is said below the table: the largest peak, notes, and whether memory does not fit."""
+    return [*_largest_peak(report), *_notes(report), *_shortage(report)]
 
 
 def _largest_peak(report: Report) -> list[str]:
@@ -54,23 +52,8 @@ def _shortage(report: Report) -> list[str]:
     return [f"does not fit: a device has {given}; {names} need up to {needed}"]
 
 
-def summary_html(report: Report) -> str:
-    """The table and the timeline for notebooks; the text grid where matplotlib is not installed."""
-    header, *rows = _table(report)
-    head = "".join(f'<th style="{CELL}">{escape(cell)}</th>' for cell in header)
-    cells = ("".join(f'<td style="{CELL}">{escape(cell)}</td>' for cell in row) for row in rows[:MAX_ROWS])
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    if report.notes:
-        table += f"<pre>{escape(chr(10).join(_notes(report)))}</pre>"
-    try:
-        image = base64.b64encode(png_bytes(report)).decode()
-    except ConfigError:
-        return f"<pre>{escape(grid_text(report, max_columns=NOTEBOOK_COLUMNS))}</pre>{table}"
-    return f'<img alt="{escape(heading_text(report))}" src="data:image/png;base64,{image}" width="100%">{table}'
-
-
-def _table(report: Report) -> list[list[str]]:
+def report_table(report: Report) -> list[list[str]]:
+    """A header, and a row for each group: devices, bubble, busy time by stream, memory at its peak."""
     streams = list(dict.fromkeys(stream for group in report.groups for stream in group.busy))
     peaks = [group.memory.peak for group in report.groups]
     kinds = [kind for kind in MEMORY_KINDS if any(getattr(peak, kind) for peak in peaks)]

@@ -1,4 +1,4 @@
-"""What the interactive page draws, as plain data: tables of strings, and boxes as columns of numbers."""
+"""What the page of a timeline draws, as plain data: tables of strings, and boxes as columns of numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.report import GroupReport, Report
-from piper_jax.visualization.labels import bytes_text, time_text
-from piper_jax.visualization.scene import COLORS, MEMORY_COLORS, Box, Scene, scene_of
+from piper_jax.visualization.labels import bytes_text, has_several_stages, label_note, time_text
+from piper_jax.visualization.palette import MEMORY_COLORS
+from piper_jax.visualization.scene import Box, Scene, scene_of
 
 COLUMNS = (
     "lane", "start", "end", "part", "parts", "color", "shade", "label",
@@ -15,8 +16,12 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def page_data(report: Report, measured: Report | None = None) -> dict[str, Any]:
+def timeline_data(report: Report, measured: Report | None = None) -> dict[str, Any]:
     """The data of the page, ready for JSON.
+
+    Args:
+      measured: the same step as it ran; its computations are shown below the planned ones of each group. Planned times
+        in ticks are stretched to its makespan.
 
     Coordinates that do not apply are -1; ``more`` gives the further ops of boxes that have several.
     """
@@ -35,6 +40,7 @@ def page_data(report: Report, measured: Report | None = None) -> dict[str, Any]:
         "title": report.title or "step",
         "subtitle": _subtitle(report),
         "facts": _facts(report, measured),
+        "note": label_note(has_several_stages(report)),
         "unit": (measured or report).time_unit,
         "end": max(report.makespan * stretch, measured.makespan if measured else 0.0) or 1.0,
         "peak": report.peak_bytes,
@@ -46,7 +52,6 @@ def page_data(report: Report, measured: Report | None = None) -> dict[str, Any]:
         "ops": list(tables.ops),
         "passes": list(tables.passes),
         "kinds": list(tables.kinds),
-        "colors": COLORS,
         "memoryKinds": used,
         "memoryColors": MEMORY_COLORS,
         "sources": dict(report.sources),

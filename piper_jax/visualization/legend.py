@@ -1,0 +1,102 @@
+"""The heading of a picture: what it shows, and a legend of every colour and shade in it."""
+
+from __future__ import annotations
+
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+from piper_jax.simulation.report import Report
+from piper_jax.visualization.labels import has_several_stages, label_note, time_text
+from piper_jax.visualization.palette import COLORS, INK, MAX_SHADE, MEMORY_COLORS, MUTED, ORDINALS, meaning, shaded
+from piper_jax.visualization.scene import Scene
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE, LINE, BELOW = 0.24, 0.25, 0.12  # inches: middle of the title, a line of the legend, the room below
+LETTER, SWATCH, GAP = 0.061, 0.33, 0.17  # inches of a letter, of a swatch with its gaps, between entries
+LEFT, SPACE = 0.18, 11.7  # inches: where the heading begins, and what a line has room for
+MAX_TITLE = 60
+GREY = "#3f4c59"
+WORDS = "none"  # the colour of an entry that is words alone
+Entries = dict[str, str]
+
+
+def heading_inches(report: Report, scene: Scene) -> float:
+    """How tall the heading is."""
+    return TITLE + 0.18 + LINE * len(legend_lines(report, scene)) + BELOW
+
+
+def draw_heading(figure: Figure, report: Report, scene: Scene, size: tuple[float, float]) -> None:
+    """Title and figures of merit, then the legend; ``size`` of the figure in inches."""
+    facts = (
+        f"{report.num_stages} stages",
+        f"{report.num_microbatches} microbatches",
+        report.costs,
+        f"makespan {time_text(report.makespan, report.time_unit)}",
+        f"bubble {report.bubble:.1%}",
+    )
+    title = shorten(report.title or "step", MAX_TITLE, placeholder=" ...")
+    left, right, y = LEFT / size[0], 1 - LEFT / size[0], 1 - TITLE / size[1]
+    figure.text(left, y, title, fontsize=13, fontweight="bold", color=INK, va="center")
+    figure.text(right, y, "   ".join(facts), fontsize=8.5, va="center", ha="right", color=MUTED)
+    for number, line in enumerate(legend_lines(report, scene)):
+        _draw_line(figure, line, left, 1 - (TITLE + 0.3 + LINE * number) / size[1])
+
+
+def legend_lines(report: Report, scene: Scene) -> list[Entries]:
+    """Colours, shades and what labels say, and kinds of memory: as few lines as have room for them."""
+    lines: list[Entries] = [{}]
+    for part in (color_entries(scene), shade_entries(scene), note_entries(report, scene), memory_entries(report)):
+        if _inches(lines[-1]) + _inches(part) > SPACE:
+            lines.append({})
+        lines[-1] |= part
+    return lines
+
+
+def color_entries(scene: Scene) -> Entries:
+    """What each colour means, in the order of the palette."""
+    used = {color for color, _ in scene.looks()}
+    return {meaning(kind): color for kind, color in COLORS.items() if kind in used}
+
+
+def shade_entries(scene: Scene) -> Entries:
+    """What each shade means, in grey; nothing where every group holds one stage."""
+    most = min(max((shade for _, shade in scene.looks()), default=0), MAX_SHADE)
+    if not most:
+        return {}
+    return {ORDINALS[n]: shaded(GREY, n) for n in range(most)} | {
+        f"{ORDINALS[most]} stage of its group": shaded(GREY, most)
+    }
+
+
+def note_entries(report: Report, scene: Scene) -> Entries:
+    """What is written on boxes, and how bands are read."""
+    labels = [label_note(has_several_stages(report))] if scene.labelled() else []
+    bands = ["where tasks are too narrow to see, heights are shares of time"] if scene.bands else []
+    return dict.fromkeys(labels + bands, WORDS)
+
+
+def memory_entries(report: Report) -> Entries:
+    """What each colour of the bars on the right means."""
+    peaks = [group.memory.peak for group in report.groups]
+    kinds = {kind: color for kind, color in MEMORY_COLORS.items() if any(getattr(peak, kind) for peak in peaks)}
+    return {"peak memory of one device:": WORDS, **kinds} if kinds else {}
+
+
+def _inches(entries: Entries) -> float:
+    return sum(LETTER * len(name) + SWATCH for name in entries)
+
+
+def _draw_line(figure: Figure, entries: Entries, left: float, middle: float) -> None:
+    """Swatches with words, or words alone."""
+    from matplotlib.patches import Rectangle
+
+    wide, tall = figure.get_size_inches()
+    for name, color in entries.items():
+        if color != WORDS:
+            corner = (left, middle - 0.05 / tall)
+            figure.add_artist(Rectangle(corner, 0.1 / wide, 0.1 / tall, facecolor=color, linewidth=0))
+            left += 0.15 / wide
+        text = figure.text(left, middle, name, fontsize=8, va="center_baseline", color=MUTED)
+        left = text.get_window_extent().x1 / figure.bbox.width + GAP / wide

@@ -1,0 +1,126 @@
+"""Pictures that stay small and can be read: level of detail, labels, legends, colours."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from pipeline_dags import one_f_one_b, pipeline_dag
+from traced_dags import chain
+
+from piper_jax import Strategy, directive
+from piper_jax.simulation import Report, simulate
+from piper_jax.visualization import draw
+from piper_jax.visualization.bands import runs
+from piper_jax.visualization.labels import written
+from piper_jax.visualization.legend import color_entries, shade_entries
+from piper_jax.visualization.palette import COLORS, PASS_COLORS, ink_on, meaning, shaded
+from piper_jax.visualization.scene import scene_of
+
+# What the three kinds of cones give to readers who lack one (Machado, Oliveira, Fernandes 2009, severity 1).
+MISSING_CONES = {
+    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+
+
+@pytest.fixture(scope="module")
+def long() -> Report:
+    return simulate(pipeline_dag(one_f_one_b, 4, 240))
+
+
+@pytest.fixture(scope="module")
+def overlapped() -> Report:
+    strategy = Strategy(pipeline_parallel=2, num_microbatches=8, directives=(directive("DualPipeV"),))
+    return simulate(chain(4, rows=8).apply(strategy))
+
+
+# -- level of detail ----------------------------------------------------------------------------------
+def test_bands_keep_all_time_and_a_steady_state_is_one_band(long):
+    boxes, scene = scene_of(long).boxes, scene_of(long, narrow=5.0)
+    for look in (("F", 0), ("B", 0)):
+        drawn = sum(band.times.get(look, 0.0) for band in scene.bands)
+        drawn += sum(box.end - box.start for box in scene.boxes if (box.color, box.shade) == look)
+        assert drawn == pytest.approx(sum(box.end - box.start for box in boxes if (box.color, box.shade) == look))
+    last = [band for band in scene.bands if scene.lanes[band.lane].group == "g3"]
+    assert len(last) == 1
+    assert list(last[0].strips()) == [("B", 0, 0.0, pytest.approx(2 / 3)), ("F", 0, pytest.approx(2 / 3), 1.0)]
+    assert len(scene.bands) + len(scene.boxes) < 40 < 4 * 2 * 240 == len(boxes)
+
+
+def test_what_can_be_seen_is_no_band():
+    times = [(0, 1), (1, 2), (2, 9), (9, 10), (20, 21), (21, 22)]
+    assert [list(run) for run in runs(times, narrow=4)] == [[0, 1], [2], [3], [4, 5]]
+    assert [list(run) for run in runs(times, narrow=0.5)] == [[number] for number in range(6)]
+
+
+def test_files_do_not_grow_with_microbatches(tmp_path, long):
+    pytest.importorskip("matplotlib")
+    short = simulate(pipeline_dag(one_f_one_b, 4, 24))
+    few, many = (draw(report, tmp_path / "step.svg").stat().st_size for report in (short, long))
+    assert many < few
+
+
+# -- labels and legends -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("label", "wide", "tall", "text"),
+    [
+        ("2F10", 4, 1, "2F10"),
+        ("2F10", 3, 2, "2F\n10"),
+        ("2F10", 3, 1, "10"),
+        ("2BW7", 2, 2, "7"),
+        ("2F10", 1, 2, ""),
+        ("all_gather", 9, 2, ""),
+        ("U", 1, 1, "U"),
+    ],
+)
+def test_labels_say_as_much_as_has_room(label, wide, tall, text):
+    assert written(label, wide, tall) == text
+
+
+def test_the_legend_explains_every_colour_and_shade(overlapped):
+    scene = scene_of(overlapped)
+    looks = scene.looks()
+    assert {shade for _, shade in looks} == {0, 1}
+    assert {color for color, _ in looks} == {"F", "B", "BI", "BW"}
+    assert color_entries(scene) == {meaning(color): COLORS[color] for color in ("F", "B", "BI", "BW")}
+    assert list(shade_entries(scene)) == ["1st", "2nd stage of its group"]
+    assert shade_entries(scene_of(simulate(pipeline_dag(one_f_one_b, 2, 2)))) == {}
+
+
+# -- colours ------------------------------------------------------------------------------------------
+def _linear(color: str) -> list[float]:
+    return [(int(color[at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5)]
+
+
+def _lab(linear: list[float]) -> list[float]:
+    """OKLab, in which equal distances look equal."""
+    mixed = ((0.4122, 0.5363, 0.0514), (0.2119, 0.6807, 0.1074), (0.0883, 0.2817, 0.6300))
+    cones = [sum(a * max(b, 0.0) for a, b in zip(row, linear, strict=True)) ** (1 / 3) for row in mixed]
+    axes = ((0.2105, 0.7936, -0.0041), (1.9780, -2.4286, 0.4506), (0.0259, 0.7828, -0.8087))
+    return [sum(a * b for a, b in zip(row, cones, strict=True)) for row in axes]
+
+
+@pytest.mark.parametrize("missing", MISSING_CONES)
+@pytest.mark.parametrize("is_pass", [True, False], ids=["passes", "communication"])
+def test_colours_differ_for_colour_blind_readers(missing, is_pass):
+    seen = {
+        name: _lab([sum(a * b for a, b in zip(row, _linear(color), strict=True)) for row in MISSING_CONES[missing]])
+        for name, color in COLORS.items()
+        if (name in PASS_COLORS) is is_pass
+    }
+    for one, other in combinations(seen, 2):
+        distance = sum((a - b) ** 2 for a, b in zip(seen[one], seen[other], strict=True)) ** 0.5
+        assert distance > 0.075, f"{one} and {other} look the same"
+
+
+def test_labels_have_contrast_on_every_colour_and_shade():
+    def luminance(color: str) -> float:
+        return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), _linear(color), strict=True))
+
+    for color in COLORS.values():
+        for shade in range(5):
+            face = shaded(color, shade)
+            dark, light = sorted((luminance(face), luminance(ink_on(face))))
+            assert (light + 0.05) / (dark + 0.05) > 3.8, (color, shade)
