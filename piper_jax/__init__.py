@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from piper_jax.device_map import DeviceMap
     from piper_jax.errors import (
         AnnotationError,
         ConfigError,
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from piper_jax.planning import Directive, Plan, Strategy, StrategyOptions, directive, load_plan, strategy
     from piper_jax.runtime import compile, parallelize
     from piper_jax.simulation import simulate
+    from piper_jax.topology import Topology
     from piper_jax.tracing import Last, Mean, Sum, WeightedLoss, annotate, expert_region, mean_over_replicas, trace
     from piper_jax.visualization import draw
 
 _HOMES = {
+    "piper_jax.device_map": ("DeviceMap",),
     "piper_jax.errors": (
         "AnnotationError",
         "ConfigError",
@@ -51,6 +54,7 @@ _HOMES = {
     ),
     "piper_jax.runtime": ("compile", "parallelize"),
     "piper_jax.simulation": ("simulate",),
+    "piper_jax.topology": ("Topology",),
     "piper_jax.visualization": ("draw",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -58,6 +62,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AnnotationError",
     "ConfigError",
+    "DeviceMap",
     "Directive",
     "DirectiveError",
     "FilterError",
@@ -70,6 +75,7 @@ __all__ = [
     "Strategy",
     "StrategyOptions",
     "Sum",
+    "Topology",
     "TraceError",
     "WeightedLoss",
     "annotate",

@@ -12,12 +12,14 @@ from rich.table import Table
 from piper_jax.cli.boundary import EXIT_FAULT
 from piper_jax.cli.devices import prepare_devices
 from piper_jax.cli.selection import parsed_filter
-from piper_jax.config import Config, DevicesSection, config_text
+from piper_jax.config import Config, DevicesSection, config_text, planned_strategy
 from piper_jax.errors import ConfigError
 
 if TYPE_CHECKING:
     from piper_jax.planning import Plan
     from piper_jax.simulation import Report
+    from piper_jax.targets.profiles import Target
+    from piper_jax.targets.report import TargetReport
     from piper_jax.train.batches import Batch
     from piper_jax.train.comparison import Comparison
     from piper_jax.train.job import Job
@@ -45,26 +47,40 @@ def train(config: Config) -> int:
     return 0
 
 
-def plan(config: Config) -> int:
-    """Plans; prints stages, directives, groups and the grid."""
+def plan(config: Config, target: str | None = None) -> int:
+    """Plans; prints stages, directives, groups and the grid, and where the groups would lie on a target."""
+    chosen = None if target is None else _target(target)
     console, job = Console(), _job(config)
     made = _planned(console, job)
     _print(console, f"{made}\n\n{_grid(made, config)}")
+    if chosen is not None:
+        from piper_jax.targets.mapping import map_onto
+
+        _print(console, f"\n{map_onto(made, chosen)}")
     return 0
 
 
-def simulate(source: Source, hardware: str | None, costs: str | None, output: Path | None) -> int:
+def simulate(source: Source, hardware: str | None, costs: str | None, target: str | None, output: Path | None) -> int:
     """Simulates a plan and prints the report; draws it where ``output`` says so.
 
     Args:
-      costs: ``measured`` compiles and times the plan on this machine's devices, and prints the real step as well.
+      costs: ``measured`` compiles and times the plan on this machine's devices, and prints the real step as well;
+        ``compiled`` compiles it for ``target``.
+      target: where the plan is to lie; without ``hardware``, its chip is the hardware.
     """
-    console = Console()
-    if costs == "measured":
-        report = _measured_report(console, source, hardware)
-    else:
-        report = _report(_loaded(console, source), source, hardware, costs)
-        _print(console, str(report))
+    chosen, console = None if target is None else _target(target), Console()
+    match costs:
+        case "measured":
+            if chosen is not None:
+                raise ConfigError(
+                    f"--target {target}: measured costs are those of this machine.", help="use --costs compiled."
+                )
+            report = _measured_report(console, source, hardware)
+        case "compiled":
+            report = _compiled_report(console, source, hardware, chosen or _target("cpu"))
+        case _:
+            report = _report(_loaded(console, source), source, hardware, costs, chosen)
+            _print(console, str(report))
     if output is not None:
         from piper_jax.visualization import draw
 
@@ -79,7 +95,7 @@ def show(source: Source, select: str | None, output: Path | None) -> int:
     console = Console()
     chosen = None if select is None else parsed_filter(select)
     made = _loaded(console, source)
-    report = _report(made, source, None, None)
+    report = _report(made, source, None, None, None)
     if output is not None:
         _print(console, f"wrote {draw(made, output, select=chosen) if chosen else draw(report, output)}")
     elif chosen is not None:
@@ -93,16 +109,8 @@ def show(source: Source, select: str | None, output: Path | None) -> int:
 
 def compile_for(source: Config, target: str) -> int:
     """Compiles every program of a plan for absent hardware; prints memory, FLOPs and what XLA's schedule hides."""
-    from piper_jax.targets.profiles import parse_target
-    from piper_jax.targets.topology import require_compiler
-
-    found = parse_target(target)
-    require_compiler(found)
-    console, job = Console(), _job(source.model_copy(update={"devices": DevicesSection(platform="cpu")}))
-    made = _planned(console, job)
-    from piper_jax.targets.ahead import compile_ahead
-
-    _print(console, str(compile_ahead(made, found)))
+    console = Console()
+    _print(console, str(_compiled(console, source, _target(target))[1]))
     return 0
 
 
@@ -206,11 +214,53 @@ def _loaded(console: Console, source: Source) -> Plan:
     return _planned(console, _job(source))
 
 
-def _report(made: Plan, source: Source, hardware: str | None, costs: str | None) -> Report:
+def _report(made: Plan, source: Source, hardware: str | None, costs: str | None, target: Target | None) -> Report:
     from piper_jax.simulation import simulate as run
 
     title = source.stem if isinstance(source, Path) else _title(source)
-    return run(made, hardware=hardware, costs=costs, title=title)
+    if target is None:
+        return run(made, hardware=hardware, costs=costs, title=title)
+    from piper_jax.targets.mapping import map_onto
+
+    placed = map_onto(made, target)
+    return run(made, hardware=hardware or target.chip.name, costs=costs, devices=placed, title=title)
+
+
+def _target(text: str) -> Target:
+    from piper_jax.targets.profiles import parse_target
+
+    return parse_target(text)
+
+
+def _compiled(console: Console, source: Config, target: Target) -> tuple[Plan, TargetReport]:
+    """Plans and compiles for a target; CPU devices are virtual ones, as many as the plan needs."""
+    from piper_jax.targets.topology import require_compiler
+
+    require_compiler(target)
+    count = target.for_devices(planned_strategy(source).num_devices).num_devices if target.family == "cpu" else None
+    job = _job(source.model_copy(update={"devices": DevicesSection(platform="cpu", num_virtual=count)}))
+    made = _planned(console, job)
+    from piper_jax.targets.ahead import compile_ahead
+
+    return made, compile_ahead(made, target)
+
+
+def _compiled_report(console: Console, source: Source, hardware: str | None, target: Target) -> Report:
+    """Prints and returns the report with costs from the programs that a compiler wrote for a target."""
+    if isinstance(source, Path):
+        raise ConfigError("a saved plan has no programs to compile.", help="give the configuration that it is of.")
+    made, compiled = _compiled(console, source, target)
+    from piper_jax.simulation import simulate as run
+    from piper_jax.targets.costs import compiled_costs
+    from piper_jax.visualization.labels import bytes_text
+
+    report = run(made, costs=compiled_costs(compiled, hardware), title=_title(source))
+    largest = max(compiled.programs, key=lambda program: program.temporary_bytes)
+    _print(
+        console,
+        f"{report}\n\ntemporaries  up to {bytes_text(largest.temporary_bytes)} ({largest.label}), uncounted above",
+    )
+    return report
 
 
 def _measured_report(console: Console, source: Source, hardware: str | None) -> Report:

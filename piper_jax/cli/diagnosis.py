@@ -40,9 +40,14 @@ def diagnose() -> tuple[list[str], bool]:
 def _devices() -> list[str]:
     import jax
 
+    from piper_jax.topology import topology_of
+
     devices = jax.devices()
     kinds = sorted({f"{d.platform} {d.device_kind}" for d in devices})
     lines = [f"devices     {len(devices)} ({', '.join(kinds)}), process {jax.process_index()} of {jax.process_count()}"]
+    topology = topology_of(devices)
+    if not topology.is_flat:
+        lines.append(f"topology    {topology}")
     if devices[0].platform == "cpu" and len(devices) == 1:
         lines.append(
             "            XLA_FLAGS=--xla_force_host_platform_device_count=8 makes one CPU look like eight devices"

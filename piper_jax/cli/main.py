@@ -30,6 +30,9 @@ Directives = Annotated[
     list[Path] | None, typer.Option("--directive", metavar="FILE", help="A Python file with @piper.strategy functions.")
 ]
 PlanOrConfig = Annotated[Path, typer.Argument(metavar="PLAN|CONFIG", help="A saved plan (.json) or a YAML file.")]
+OnTarget = Annotated[
+    str | None, typer.Option("--target", help="Where it is to lie: gpu:h100:2x8, tpu:v5p:2x2x2 or cpu.")
+]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="A file to draw to: .html .svg .png .json (Perfetto) .txt.")
 ]
@@ -42,9 +45,11 @@ def train(config: ConfigPath, overrides: Overrides = None, directive: Directives
 
 
 @app.command()
-def plan(config: ConfigPath, overrides: Overrides = None, directive: Directives = None) -> None:
+def plan(
+    config: ConfigPath, overrides: Overrides = None, directive: Directives = None, target: OnTarget = None
+) -> None:
     """Print the plan of a configuration; no device is touched."""
-    _run(commands.plan, config, overrides, directive)
+    _run(partial(commands.plan, target=target), config, overrides, directive)
 
 
 @app.command()
@@ -65,11 +70,16 @@ def simulate(
     overrides: Overrides = None,
     directive: Directives = None,
     hardware: Annotated[str | None, typer.Option(help="A profile: a100 h100 h200 v5e v5p v6e cpu.")] = None,
-    costs: Annotated[str | None, typer.Option(help="unit, roofline, or measured: compiles and times it here.")] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(help="unit, roofline, measured (compiles and times it here), or compiled (for --target)."),
+    ] = None,
+    target: OnTarget = None,
     output: Output = None,
 ) -> None:
     """Simulate a plan: makespan, bubble, busy time and peak bytes of each group."""
-    _run(lambda found: commands.simulate(found, hardware, costs, output), source, overrides, directive, output, True)
+    run = lambda found: commands.simulate(found, hardware, costs, target, output)  # noqa: E731
+    _run(run, source, overrides, directive, output, True)
 
 
 @app.command()
@@ -87,7 +97,7 @@ def show(
 @app.command(name="compile")
 def compile_command(
     config: ConfigPath,
-    target: Annotated[str, typer.Option(help="Chips and their shape: gpu:h100:1x8 or tpu:v5p:2x2x2.")],
+    target: Annotated[str, typer.Option(help="Chips and their shape: gpu:h100:1x8 or tpu:v5p:2x2x2; or cpu.")],
     overrides: Overrides = None,
     directive: Directives = None,
 ) -> None:

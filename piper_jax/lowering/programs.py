@@ -51,12 +51,14 @@ class Compiler:
       donation: whether programs may overwrite their inputs' buffers.
       options: of XLA, by name.
       runs: False where executables are looked at and not called: one serves all devices, though it is of the first.
+      stand_in: a mesh of the same shape to compile for in place of that of a group.
       num_compiles: XLA compilations so far.  num_shared: programs that re-used one.
     """
 
     donation: bool = True
     options: Mapping[str, bool | str] = field(default_factory=dict)
     runs: bool = True
+    stand_in: Callable[[Mesh], Mesh] = lambda mesh: mesh
     num_compiles: int = 0
     num_shared: int = 0
     _known: dict[str, tuple[tuple[Any, ...], Future]] = field(default_factory=dict)
@@ -82,8 +84,7 @@ class Compiler:
           in_specs, out_specs: partitions of inputs and outputs over the mesh.
           donate: positions of inputs whose buffers the outputs may take over.
         """
-
-        donate = tuple(donate) if self.donation else ()
+        donate, mesh = tuple(donate) if self.donation else (), self.stand_in(mesh)
 
         def piper_program(*args: Any) -> tuple[Any, ...]:
             return tuple(body(*args))

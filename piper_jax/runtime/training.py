@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from piper_jax.device_map import DeviceMap
 from piper_jax.errors import PlanError, RuntimeFault
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
@@ -38,12 +39,13 @@ class Train:
 
     Attributes:
       plan: the plan that runs.
-      devices: physical devices, indexed by logical id.
+      devices: physical devices, indexed by logical id.  device_map: how they were chosen.
       compiler: counts of XLA compilations and of programs that re-used one.
     """
 
     plan: Plan
     devices: tuple[Any, ...]
+    device_map: DeviceMap | None = None
     compiler: Compiler = field(default_factory=Compiler)
     _base: Train | None = None
     _layout: StateLayout | None = None
@@ -310,27 +312,43 @@ class Train:
         return self._other[key]
 
 
-def compile(plan: Plan, devices: Sequence[Any] | None = None) -> Train:
+def compile(plan: Plan, devices: DeviceMap | Sequence[Any] | None = None) -> Train:
     """Lowers and compiles a plan; the first step compiles for its batch size, nothing else does.
 
     Args:
       plan: placed and ordered; it is completed and checked here.
-      devices: physical devices, indexed by logical id; ``jax.devices()`` by default.
+      devices: a map of the plan's logical devices; or physical devices, indexed by logical id. By default the best map
+        onto ``jax.devices()``.
 
     Raises:
-      PlanError: a rule is broken, or the plan holds something that is not lowered.  RuntimeFault: too few devices.
+      PlanError: a rule is broken, the plan holds something that is not lowered, or a group is no slice of a TPU.
+      RuntimeFault: too few devices.
     """
     if isinstance(plan.source, Unbound):
         raise PlanError(
             "compile: this plan has no traced program.", help="plan.bind(loss_fn, params, batch, optimizer=tx)"
         )
     plan.check()
-    given = jax.devices() if devices is None else devices
-    if isinstance(given, str) or not all(isinstance(d, jax.Device) for d in given):
-        raise RuntimeFault(f"compile: devices={given!r} are no JAX devices.", help="devices=jax.devices().")
-    train = Train(plan=plan, devices=tuple(given))
+    device_map = _device_map(plan, devices)
+    device_map.require_slices()
+    train = Train(plan=plan, devices=device_map.placed, device_map=device_map)
     train._compiled("step", plan.source.batch.size)
     return train
+
+
+def _device_map(plan: Plan, devices: DeviceMap | Sequence[Any] | None) -> DeviceMap:
+    if devices is None:
+        return DeviceMap.of(plan, jax.devices())
+    given = devices.devices if isinstance(devices, DeviceMap) else devices
+    if isinstance(given, str) or not given or not all(isinstance(d, jax.Device) for d in given):
+        raise RuntimeFault(f"compile: devices={given!r} are no JAX devices.", help="devices=jax.devices().")
+    if not isinstance(devices, DeviceMap):
+        return DeviceMap.given(plan, devices)
+    if devices.dag.groups != plan.complete().groups:
+        raise RuntimeFault(
+            "compile: devices is a map of other groups than this plan's.", help="DeviceMap.of(plan, jax.devices())."
+        )
+    return devices
 
 
 def parallelize(
@@ -340,7 +358,7 @@ def parallelize(
     *,
     optimizer: Any = None,
     strategy: Strategy | None = None,
-    devices: Sequence[Any] | None = None,
+    devices: DeviceMap | Sequence[Any] | None = None,
     wrt: Any = None,
 ) -> Train:
     """Trace, plan, check and compile in one call.
@@ -348,7 +366,7 @@ def parallelize(
     Args:
       loss_fn, params, batch, optimizer, wrt: as for ``trace``.
       strategy: degrees and directives; None reads the annotations of the model's class.
-      devices: physical devices, indexed by logical id; ``jax.devices()`` by default.
+      devices: as for ``compile``; a map may be of any plan with the same groups.
     """
     if strategy is None:
         strategy = Strategy.of(params)

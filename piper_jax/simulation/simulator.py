@@ -23,6 +23,7 @@ from piper_jax.simulation.memory import memory_of_groups
 from piper_jax.simulation.program import Program, program_of
 from piper_jax.simulation.recording import Recorder, busy_times, compute_intervals
 from piper_jax.simulation.report import Report
+from piper_jax.topology import Layout
 
 
 class Completable(Protocol):
@@ -33,11 +34,21 @@ class Completable(Protocol):
         ...
 
 
+class Laid(Protocol):
+    """A device map: it knows where logical devices are."""
+
+    @property
+    def layout(self) -> Layout:
+        """Logical devices on physical ones."""
+        ...
+
+
 def simulate(
     plan: Completable | Dag,
     *,
     hardware: str | Hardware | None = None,
     costs: str | CostModel | Mapping[CostKey, float] | None = None,
+    devices: Laid | None = None,
     title: str = "",
 ) -> Report:
     """Runs one training step of a plan on a clock, without any device.
@@ -47,6 +58,8 @@ def simulate(
       hardware: a profile or its name (``"h100"``): costs are then those of a roofline.
       costs: ``"unit"`` (F=1, B=2, BI=1, BW=1, communication 0; the default without hardware), ``"roofline"``, any cost
         model, or a table of measured seconds by node or by ``(op, PASS)``.
+      devices: where the logical devices are (:class:`piper_jax.DeviceMap`), for the costs of ``hardware``; by default
+        on consecutive physical ones.
       title: heading of the report, such as the name of the schedule.
 
     Returns:
@@ -56,7 +69,7 @@ def simulate(
       ConfigError: unknown hardware or costs, both where one is meant, or a measured table without an entry.
       PlanError: the order deadlocks; names the cycle.
     """
-    model = _cost_model(costs, hardware)
+    model = _cost_model(costs, hardware, devices)
     dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
     with collector_paused():
         program = program_of(dag, linearize(dag))
@@ -70,8 +83,13 @@ def simulate(
     return assemble(dag, found, heading)
 
 
-def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardware: str | Hardware | None) -> CostModel:
-    roofline = RooflineCosts(hardware=hardware) if hardware is not None else None
+def _cost_model(
+    costs: str | CostModel | Mapping[CostKey, float] | None, hardware: str | Hardware | None, devices: Laid | None
+) -> CostModel:
+    if devices is not None and hardware is None:
+        raise ConfigError("simulate: devices lie on hardware.", help="simulate(plan, hardware='h100', devices=...).")
+    layout = devices.layout if devices is not None else None
+    roofline = RooflineCosts(hardware=hardware, layout=layout) if hardware is not None else None
     if roofline is not None and (costs == "unit" or isinstance(costs, CostModel)):
         raise ConfigError(
             f"costs {costs if isinstance(costs, str) else type(costs).__name__} have no use for hardware "
@@ -94,8 +112,14 @@ def _cost_model(costs: str | CostModel | Mapping[CostKey, float] | None, hardwar
                 "measured costs are those of a compiled plan.",
                 help="simulate(train.plan, costs=train.measure_costs(state, batch)).",
             )
+        case "compiled":
+            raise ConfigError(
+                "compiled costs are those of a plan compiled for a target.",
+                help="simulate(plan, costs=compiled_costs(compile_ahead(plan, 'gpu:h100:1x8'))), of piper_jax.targets.",
+            )
         case str():
-            raise ConfigError(f"costs {costs!r} are unknown.", help=suggest(costs, ("unit", "roofline", "measured")))
+            known = ("unit", "roofline", "measured", "compiled")
+            raise ConfigError(f"costs {costs!r} are unknown.", help=suggest(costs, known))
         case _:
             return MeasuredCosts(seconds=costs, fallback=roofline)
 

@@ -1,4 +1,4 @@
-"""Where groups lie in the network: those that compute, and the level that a set of devices shares."""
+"""Where groups lie in the network: those that compute, those that communicate, and the levels between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import product
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Compute, DeviceGroup
 from piper_jax.simulation.hardware import Hardware, Level
+from piper_jax.topology import Layout, consecutive_layout
 
 
 def compute_groups(dag: Dag) -> tuple[str, ...]:
@@ -17,13 +18,26 @@ def compute_groups(dag: Dag) -> tuple[str, ...]:
 
 
 def level_between(hardware: Hardware, devices: Iterable[int]) -> Level:
-    """The fastest level with one block that contains all ``devices``."""
+    """The fastest level with one block of consecutive ids that contains all ``devices``."""
     ids = list(devices)
-    first, last = min(ids), max(ids)
-    for level in hardware.levels:
-        if level.num_devices is None or first // level.num_devices == last // level.num_devices:
-            return level
-    return hardware.levels[-1]
+    return level_of(hardware, consecutive(hardware, 1 + max(ids)).level(ids))
+
+
+def consecutive(hardware: Hardware, num_devices: int) -> Layout:
+    """Logical ids on blocks of consecutive ones, as the levels of ``hardware`` are sized."""
+    return consecutive_layout([(level.name, level.num_devices) for level in hardware.levels], num_devices)
+
+
+def level_of(hardware: Hardware, number: int) -> Level:
+    """The rates of a level of a topology, counted from the fastest; the slowest where the profile has fewer."""
+    return hardware.levels[min(number, len(hardware.levels) - 1)]
+
+
+def pairs_between(source: DeviceGroup, target: DeviceGroup) -> list[tuple[int, int]]:
+    """Which devices of two groups exchange values: equal positions where they are as many, else any with any."""
+    if len(source.devices) == len(target.devices):
+        return list(zip(source.devices, target.devices, strict=True))
+    return list(product(source.devices, target.devices))
 
 
 def devices_along(group: DeviceGroup, axes: tuple[str, ...]) -> list[tuple[int, ...]]:

@@ -101,6 +101,12 @@ class CollectiveUse:
         return (", ".join(filter(None, counts)) or "nothing") + (f", {cycles} cycles" if cycles else "")
 
 
+def work_of(module: Module) -> tuple[Work, ...]:
+    """Everything that a program computes, but for what works on less than ``SMALL_BYTES``."""
+    known = module.computations.get(module.entry, {})
+    return tuple(work for i in known.values() if (work := _work(module, known, i)) is not None)
+
+
 def collective_uses(module: Module) -> tuple[CollectiveUse, ...]:
     """All collectives of a module, in the order of its text."""
     every = [i for computation in module.computations.values() for i in computation.values()]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 from piper_jax.errors import ConfigError, suggest
+from piper_jax.topology import Topology
 
-Family = Literal["gpu", "tpu"]
-EXAMPLES = "gpu:h100:1x8 (nodes x GPUs of a node) or tpu:v5p:2x2x2 (chips along each axis)"
+Family = Literal["gpu", "tpu", "cpu"]
+EXAMPLES = "gpu:h100:1x8 (nodes x GPUs of a node), tpu:v5p:2x2x2 (chips along each axis) or cpu"
 GPUS_PER_NODE = 8
 
 
@@ -22,6 +23,7 @@ class Chip:
     Attributes:
       axes: how many numbers its shapes have.
       devices: JAX devices of one chip.
+      flops_per_cycle: of its matrix units in bfloat16, on one device; 0 where no cycles are estimated.
       options: of the compiler, for this chip alone.
       config: for GPUs, the text of the compiler's device description (``GpuTargetConfigProto``).
     """
@@ -29,6 +31,7 @@ class Chip:
     name: str
     axes: int
     devices: int = 1
+    flops_per_cycle: int = 0
     options: Mapping[str, bool | str] = field(default_factory=dict)
     config: str = ""
 
@@ -39,7 +42,7 @@ class Platform:
 
     Attributes:
       backend: the name under which JAX knows its compiler.
-      package: what must be importable; ``extra`` installs it.
+      package: what must be importable; ``extra`` installs it. Empty where it comes with JAX.
       environment: variables to be set before the compiler is first used.
       options: of the compiler.
     """
@@ -100,12 +103,15 @@ PLATFORMS: Mapping[Family, Platform] = MappingProxyType(
             environment={"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},
             options={"xla_tpu_enable_async_all_to_all": True},
             chips=(
-                Chip(name="v4", axes=3),
-                Chip(name="v5e", axes=2, options=_V5E),
-                Chip(name="v5p", axes=3),
-                Chip(name="v6e", axes=2),
-                Chip(name="tpu7x", axes=3, devices=2),
+                Chip(name="v4", axes=3, devices=2, flops_per_cycle=131072),
+                Chip(name="v5e", axes=2, flops_per_cycle=131072, options=_V5E),
+                Chip(name="v5p", axes=3, flops_per_cycle=262144),
+                Chip(name="v6e", axes=2, flops_per_cycle=524288),
+                Chip(name="tpu7x", axes=3, devices=2, flops_per_cycle=524288),
             ),
+        ),
+        "cpu": Platform(
+            backend="cpu", package="", extra="", environment={}, options={}, chips=(Chip(name="cpu", axes=1),)
         ),
     }
 )
@@ -116,7 +122,8 @@ class Target:
     """Chips in a shape, such as ``gpu:h100:1x8``.
 
     Attributes:
-      shape: nodes and GPUs of each; or TPU chips along each axis.
+      shape: nodes and GPUs of each; or TPU chips along each axis; or the number of virtual CPU devices, empty for as
+        many as a plan needs.
     """
 
     family: Family
@@ -124,7 +131,8 @@ class Target:
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.family}:{self.chip.name}:{'x'.join(map(str, self.shape))}"
+        shape = "x".join(map(str, self.shape))
+        return f"{self.family}:{self.chip.name}:{shape}" if self.family != "cpu" else f"cpu:{shape}".rstrip(":")
 
     @property
     def platform(self) -> Platform:
@@ -139,6 +147,21 @@ class Target:
     def num_devices(self) -> int:
         return math.prod(self.shape) * self.chip.devices
 
+    def for_devices(self, num_devices: int) -> Target:
+        """Itself; of a ``cpu`` without a number, one with that many devices."""
+        return self if self.shape else replace(self, shape=(num_devices,))
+
+    @property
+    def topology(self) -> Topology:
+        """Its devices as data; no compiler is asked."""
+        match self.family:
+            case "gpu":
+                return Topology.nested(("nvlink", self.shape[1]), ("network", self.shape[0]), kind=self.chip.name)
+            case "tpu":
+                return Topology.torus(*self.shape, kind=self.chip.name, cores=self.chip.devices)
+            case "cpu":
+                return Topology.nested(("memory", math.prod(self.shape)), ("network", 1), kind="cpu")
+
 
 def parse_target(text: str) -> Target:
     """``FAMILY:CHIP:SHAPE``, such as ``gpu:h100:2x8`` or ``tpu:v6e:4x4``, as a Target.
@@ -147,6 +170,10 @@ def parse_target(text: str) -> Target:
       ConfigError: anything else; names the nearest family or chip, or the form of the shape.
     """
     parts = text.lower().split(":")
+    if parts[0] == "cpu":
+        parts = ["cpu", "cpu", *parts[1:]]
+        if len(parts) == 2:
+            return Target(family="cpu", chip=PLATFORMS["cpu"].chips[0], shape=())
     if len(parts) != 3:
         raise ConfigError(f"target {text!r} is not FAMILY:CHIP:SHAPE.", help=f"such as {EXAMPLES}.")
     name, chip_name, shape_text = parts
@@ -162,10 +189,12 @@ def parse_target(text: str) -> Target:
 def _shape(text: str, family: Family, chip: Chip, shape_text: str) -> tuple[int, ...]:
     sizes = shape_text.split("x")
     if not all(s.isascii() and s.isdigit() and int(s) for s in sizes) or len(sizes) != chip.axes:
-        example = "1x8, nodes x GPUs of a node" if family == "gpu" else "x".join("2" * chip.axes) + ", chips each way"
+        each_way = "x".join("2" * chip.axes) + ", chips each way"
+        example = {"gpu": "1x8, nodes x GPUs of a node", "tpu": each_way, "cpu": "8, virtual devices"}[family]
+        count = f"{chip.axes} numbers" if chip.axes > 1 else "a number"
         raise ConfigError(
             f"target {text!r}: {shape_text!r} is not the shape of {chip.name}.",
-            help=f"give {chip.axes} numbers from 1, such as {example}.",
+            help=f"give {count} from 1, such as {example}.",
         )
     shape = tuple(map(int, sizes))
     if family == "gpu" and shape[-1] > GPUS_PER_NODE:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from piper_jax.device_map import DeviceMap
+from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.hardware import HARDWARE, Hardware
-from piper_jax.targets.overlap import CollectiveUse
+from piper_jax.targets.overlap import CollectiveUse, Work
 from piper_jax.targets.profiles import Target
 from piper_jax.visualization.labels import bytes_text
+from piper_jax.visualization.tables import aligned
 
 MAX_LABEL = 48
 
@@ -19,8 +22,10 @@ class ProgramReport:
 
     Attributes:
       num_runs: how many dispatches of a step run it, on all its groups together.
+      nodes: of the plan, that each of these runs.
       argument_bytes, output_bytes, temporary_bytes: on one device; ``alias_bytes`` of the outputs lie in arguments.
-      flops: of one run on one device.
+      flops: of one run on one device.  accessed_bytes: read and written, by XLA's count; 0 where it gives none.
+      work: the instructions that compute, in the order of the schedule.
       is_alone: it holds no compute beside which a collective could run.
     """
 
@@ -28,13 +33,21 @@ class ProgramReport:
     role: str
     groups: tuple[str, ...]
     num_runs: int
+    nodes: tuple[tuple[NodeId, ...], ...]
     argument_bytes: int
     output_bytes: int
     alias_bytes: int
     temporary_bytes: int
     flops: float
+    accessed_bytes: float
+    work: tuple[Work, ...]
     collectives: tuple[CollectiveUse, ...]
     is_alone: bool
+
+    @property
+    def cycles(self) -> int:
+        """What the compiler for TPU expects its work to take; 0 for others."""
+        return sum(work.cycles for work in self.work)
 
     @property
     def peak_bytes(self) -> int:
@@ -47,7 +60,7 @@ class TargetReport:
     """A plan compiled for a target. ``print`` shows it.
 
     Attributes:
-      num_devices: that the plan uses.
+      num_devices: that the plan uses.  device_map: where they are.
       options: of the compiler.
       num_transfers: between groups; they run no program.
       seconds: that lowering and compiling took here.
@@ -55,6 +68,7 @@ class TargetReport:
 
     target: Target
     num_devices: int
+    device_map: DeviceMap
     options: Mapping[str, bool | str]
     programs: tuple[ProgramReport, ...]
     num_transfers: int
@@ -94,7 +108,9 @@ class TargetReport:
         return "exposed" if use.is_asynchronous else "exposed: synchronous"
 
     def __str__(self) -> str:
-        return "\n".join([*self._heading(), "", *self._programs(), *self._collectives(), "", self._summary()])
+        placement = [] if self.device_map.topology.is_flat else [str(self.device_map), ""]
+        programs = [*self._programs(), *self._collectives()]
+        return "\n".join([*self._heading(), "", *placement, *programs, "", self._summary()])
 
     def _heading(self) -> Iterable[str]:
         runs = sum(p.num_runs for p in self.programs)
@@ -114,7 +130,7 @@ class TargetReport:
             )
             for p in self.programs
         ]  # fmt: skip
-        yield from _table(header, rows, left=2)
+        yield from aligned(header, rows, left=2)
 
     def _collectives(self) -> Iterable[str]:
         rows = [
@@ -127,7 +143,7 @@ class TargetReport:
         if rows:
             yield ""
             header = ("program", "collective", "runs", "bytes", "cover", "between its start and its done", "")
-            yield from _table(header, rows, left=2, left_from=5)
+            yield from aligned(header, rows, left=2, left_from=5)
 
     def _cover(self, use: CollectiveUse) -> str:
         return f"{use.cover(self.hardware):.2f}" if self.hardware is not None and use.is_hidden else ""
@@ -147,16 +163,3 @@ def _short(label: str) -> str:
 
 def _groups(names: Sequence[str]) -> str:
     return ",".join(names) if len(names) < 4 else f"{names[0]}..{names[-1]}"
-
-
-def _table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, left_from: int | None = None
-) -> Iterable[str]:
-    """Lines with aligned columns: the first ``left`` and those from ``left_from`` to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        cells = [
-            cell.ljust(width) if k < left or (left_from is not None and k >= left_from) else cell.rjust(width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from piper_jax.errors import ConfigError
-from piper_jax.targets.profiles import Target
+from piper_jax.targets.profiles import Target, parse_target
+from piper_jax.topology import PhysicalDevice, Topology, topology_of
 
 
 def require_compiler(target: Target) -> None:
@@ -17,7 +22,7 @@ def require_compiler(target: Target) -> None:
       ConfigError: it is not; names the extra to install.
     """
     platform = target.platform
-    if importlib.util.find_spec(platform.package) is None:
+    if platform.package and importlib.util.find_spec(platform.package) is None:
         raise ConfigError(
             f"target {target}: its compiler ({platform.package}) is not installed.",
             help=f"pip install 'piper-jax[{platform.extra}]' (compiling needs no {target.family.upper()}).",
@@ -26,16 +31,66 @@ def require_compiler(target: Target) -> None:
         os.environ.setdefault(name, value)
 
 
-def topology_devices(target: Target) -> list[Any]:
-    """All devices of a target, in the order in which plans number them.
+def topology_devices(target: Target) -> tuple[Topology, list[Any]]:
+    """All devices of a target, and the same as data, in one order.
 
     Raises:
       ConfigError: the compiler is not installed, or knows no such shape.
     """
     require_compiler(target)
+    import jax
+
+    if target.family == "cpu":
+        devices = jax.devices("cpu")
+        if len(devices) < target.num_devices:
+            raise ConfigError(
+                f"target {target}: there are {len(devices)} CPU devices.",
+                help=f"XLA_FLAGS=--xla_force_host_platform_device_count={target.num_devices}, set before JAX starts.",
+            )
+        return target.topology, devices[: target.num_devices]
+    devices = list(_described(str(target)))
+    return (topology_of(devices, target.chip.name) if target.family == "tpu" else target.topology), devices
+
+
+def stand_in(target: Target) -> Callable[[Any], Any]:
+    """The mesh to compile for in place of one whose devices are a part of a TPU slice: a slice of that shape alone.
+
+    The compiler takes a part for itself only where its device ids happen to begin at 0 without a gap, or do not hold 0.
+    Boxes inside one host become a corner of a host; what is no box stays as it is.
+    """
+    if target.family != "tpu":
+        return lambda mesh: mesh
+
+    def instead(mesh: Any) -> Any:
+        from jax.sharding import Mesh
+
+        topology = topology_of(list(mesh.devices.flat), target.chip.name)
+        chips = {device.coords for device in topology.devices}
+        host = target.topology.host
+        if math.prod(topology.sides) != len(chips):
+            return mesh
+        sides = tuple(-(-side // bound) * bound for side, bound in zip(topology.sides, host, strict=True))
+        found = _described(str(replace(target, shape=sides)))
+        known = {
+            _place(d): device for d, device in zip(topology_of(found, target.chip.name).devices, found, strict=True)
+        }
+        array = mesh.devices.copy()
+        array.flat = [known[_place(d)] for d in topology.devices]
+        return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
+
+    return instead
+
+
+def _place(device: PhysicalDevice) -> tuple[tuple[int, ...], int]:
+    return device.coords, device.core
+
+
+@cache
+def _described(text: str) -> tuple[Any, ...]:
+    """The devices of a target, which is known by its name: its compiler is asked once."""
     from jax.experimental import topologies
 
-    sizes = "x".join(map(str, target.shape))
+    target = parse_target(text)
     try:
         if target.family == "gpu":
             shape = f"{target.shape[0]}x1x{target.shape[1]}"
@@ -43,10 +98,10 @@ def topology_devices(target: Target) -> list[Any]:
                 platform="cuda", topology_name=shape, topology=shape, target_config=target.chip.config
             )
         else:
-            found = topologies.get_topology_desc(platform="tpu", topology_name=f"{target.chip.name}:{sizes}")
+            found = topologies.get_topology_desc(platform="tpu", topology_name=text.removeprefix("tpu:"))
     except Exception as error:
         raise ConfigError(
             f"target {target}: its compiler gives no such devices.", detail=[str(error)],
             help="TPU slices are whole hosts, such as 2x2x1 or 4x4x4; give the shape that you would ask for.",
         ) from error  # fmt: skip
-    return list(found.devices)
+    return tuple(found.devices)

@@ -19,8 +19,9 @@ from tiny_models import Tower, mean_loss, tokens
 
 import piper_jax as piper
 from piper_jax.errors import ConfigError
-from piper_jax.targets import ahead
+from piper_jax.ir.nodes import Compute
 from piper_jax.targets.ahead import compile_ahead
+from piper_jax.targets.costs import compiled_costs
 from piper_jax.targets.report import TargetReport
 
 OPTIMIZED = True
@@ -116,6 +117,16 @@ def test_the_command_prints_the_report() -> None:
 
 
 @with_tpu
+def test_a_pipeline_compiles_for_boxes_of_a_slice_and_its_cycles_are_costs() -> None:
+    strategy = piper.Strategy(data_parallel=4, pipeline_parallel=2, num_microbatches=2)
+    plan = piper.trace(mean_loss, Tower(layers=2), tokens(), optimizer=adamw()).apply(strategy)
+    report = compile_ahead(plan, "tpu:v5e:4x2")
+    assert str(report).count("ici, 2x2 chips from") == 2
+    assert all(p.cycles for p in report.programs if p.role == "compute")
+    assert piper.simulate(plan, costs=compiled_costs(report)).costs == "compiled tpu:v5e:4x2"
+
+
+@with_tpu
 def test_a_plan_compiles_for_tpu() -> None:
     strategy = piper.Strategy(data_parallel=4, num_microbatches=2, directives=(piper.directive("ZeRO-1"),))
     plan = piper.trace(mean_loss, Tower(layers=2), tokens(), optimizer=adamw()).apply(strategy)
@@ -130,18 +141,22 @@ def pipeline() -> piper.Plan:
     return piper.trace(mean_loss, Tower(layers=4), tokens(), optimizer=adamw()).apply(strategy)
 
 
-def test_nothing_is_put_on_the_devices_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU devices stand in for those of the target; they may not be used."""
-    monkeypatch.setattr(ahead, "topology_devices", lambda target: jax.devices()[:8])
+def test_nothing_is_put_on_the_devices_of_a_target_and_each_pass_gets_a_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = pipeline()
     for name in ("device_put", "make_array_from_single_device_arrays"):
         monkeypatch.setattr(jax, name, lambda *a, **k: pytest.fail("an array was placed"))
-    report = compile_ahead(plan, "gpu:h100:1x8", options={"xla_cpu_enable_fast_math": False})
+    report = compile_ahead(plan, "cpu", options={"xla_cpu_enable_fast_math": False})
+    assert str(report).startswith("target   cpu:8, 8 of 8 devices")
     assert report.num_transfers == 2 * 3 * 4
     assert "xla_cpu_enable_fast_math=false" in str(report)
     shared = [p for p in report.programs if len(p.groups) > 1 and p.role == "compute"]
     assert shared
     assert len({p.label for p in report.programs}) == len(report.programs)
+    assert all(p.accessed_bytes and p.work for p in report.programs if p.role == "compute")
+    costs = compiled_costs(report)
+    nodes = plan.complete().nodes.values()
+    assert all(costs.seconds[n.id] > 0 for n in nodes if isinstance(n, Compute))
+    assert piper.simulate(plan, costs=costs).costs == "compiled cpu:8, 1.00 groups at once"
 
 
 def test_a_target_that_is_too_small_is_refused_before_anything_is_compiled() -> None:

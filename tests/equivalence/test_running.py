@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,22 @@ def problem() -> Problem:
 @pytest.fixture(scope="module")
 def train(problem: Problem) -> piper.Train:
     return problem.parallelize(strategy(**LAYOUT))
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+def test_a_map_says_which_device_is_which(problem: Problem, train: piper.Train) -> None:
+    """The stages of the plan run on other devices than their numbers, with the same loss."""
+    assert train.devices == tuple(jax.devices())
+    turned = jax.devices()[4:] + jax.devices()[:4]
+    given = piper.DeviceMap.given(train.plan, jax.devices())
+    layout = replace(given.layout, physical=(4, 5, 6, 7, 0, 1, 2, 3))
+    other = piper.compile(train.plan, devices=replace(given, layout=layout))
+    assert other.devices == tuple(turned)
+    state = other.init(problem.params)
+    used = {device for leaf in jax.tree.leaves(state) for device in leaf.devices()}
+    assert used == set(turned[:6])
+    losses = [t.step(t.init(problem.params), problem.batch)[1]["loss"] for t in (train, other)]
+    assert_close(losses[1], losses[0], FLOAT32, "loss")
 
 
 # -- compilation -------------------------------------------------------------------------------------------

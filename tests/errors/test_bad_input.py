@@ -110,6 +110,18 @@ def devices_by_number():
 @case(
     piper.RuntimeFault,
     """
+    compile: devices is a map of other groups than this plan's.
+    help: DeviceMap.of(plan, jax.devices()).
+""",
+)
+def map_of_another_plan():
+    two, four = (traced().apply(piper.Strategy(data_parallel=n, pipeline_parallel=2)) for n in (2, 4))
+    piper.compile(two, devices=piper.DeviceMap.of(four, jax.devices()))
+
+
+@case(
+    piper.RuntimeFault,
+    """
     step: called inside a JAX transformation.
     help: train.step runs compiled programs on many devices; call it from Python, without jax.jit or grad.
 """,

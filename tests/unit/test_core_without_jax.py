@@ -21,7 +21,7 @@ sys.meta_path.insert(0, Blocked())
 import pkgutil
 import piper_jax as piper
 
-for package in ("ir", "primitives", "planning", "simulation", "visualization"):
+for package in ("ir", "primitives", "planning", "topology", "simulation", "visualization", "device_map"):
     __import__(f"piper_jax.{package}")
     for module in pkgutil.walk_packages(sys.modules[f"piper_jax.{package}"].__path__, f"piper_jax.{package}."):
         __import__(module.name)

@@ -19,12 +19,16 @@ TINY = str(Path(__file__).resolve().parents[2] / "configs" / "gpt_tiny.yaml")
 
 @pytest.mark.parametrize(
     ("text", "num_devices"),
-    [("gpu:h100:1x8", 8), ("GPU:A100:2x4", 8), ("tpu:v5p:2x2x2", 8), ("tpu:v6e:4x4", 16), ("tpu:tpu7x:2x2x1", 8)],
-)
+    [
+        ("gpu:h100:1x8", 8), ("GPU:A100:2x4", 8), ("tpu:v5p:2x2x2", 8), ("tpu:v6e:4x4", 16), ("tpu:tpu7x:2x2x1", 8),
+        ("tpu:v4:2x2x1", 8), ("cpu:8", 8), ("cpu", 1),
+    ],
+)  # fmt: skip
 def test_targets_read_as_they_print(text: str, num_devices: int) -> None:
     target = parse_target(text)
     assert str(target) == text.lower()
-    assert target.num_devices == num_devices
+    assert target.num_devices == len(target.topology.devices) == num_devices
+    assert target.for_devices(3).num_devices == (3 if text == "cpu" else num_devices)
     assert all(isinstance(value, (bool, str)) for value in target.options.values())
 
 
@@ -38,6 +42,7 @@ def test_targets_read_as_they_print(text: str, num_devices: int) -> None:
         ("gpu:h100:8", "'8' is not the shape of h100.\nhelp: give 2 numbers from 1, such as 1x8, nodes x GPUs"),
         ("tpu:v5p:2x2", "'2x2' is not the shape of v5p.\nhelp: give 3 numbers from 1, such as 2x2x2"),
         ("tpu:v5e:2x0", "'2x0' is not the shape of v5e."),
+        ("cpu:x", "'x' is not the shape of cpu.\nhelp: give a number from 1, such as 8, virtual devices."),
         ("gpu:h100:1x16", "a node has up to 8 GPUs.\nhelp: 2x8 is that many."),
     ],
 )
@@ -49,7 +54,7 @@ def test_wrong_targets_say_what_is_meant(text: str, part: str) -> None:
 
 @pytest.fixture
 def no_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    packages = {platform.package for platform in PLATFORMS.values()}
+    packages = {platform.package for platform in PLATFORMS.values()} - {""}
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in packages else find(name, *a))
 

@@ -8,20 +8,27 @@ from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import members_of
 from piper_jax.ir.nodes import Collective, DeviceGroup, Send
 from piper_jax.simulation.costs.base import Cost, Link
-from piper_jax.simulation.hardware import Hardware, Level
+from piper_jax.simulation.hardware import Hardware
 from piper_jax.simulation.sizes import Sizes
-from piper_jax.simulation.topology import devices_along, level_between
+from piper_jax.simulation.topology import consecutive, devices_along, level_of, pairs_between
+from piper_jax.topology import Layout
 
 
 class Network:
     """Durations of transfers and collectives of one plan on one kind of hardware, and the links that they hold.
 
     Collectives move what a bandwidth-optimal algorithm moves (2 (n-1)/n of the bytes for all_reduce, (n-1)/n for the
-    others) in a logarithmic number of latency steps (Thakur et al. 2005; one step for all_to_all).
+    others) in a logarithmic number of latency steps (Thakur et al. 2005; one step for all_to_all). Where neighbours of
+    a set are k links of a torus apart, they have 1 / k of each link, and k times the latency.
+
+    Attributes:
+      layout: where the logical devices are; by default on consecutive physical ones.
     """
 
-    def __init__(self, dag: Dag, hardware: Hardware, sizes: Sizes):
+    def __init__(self, dag: Dag, hardware: Hardware, sizes: Sizes, layout: Layout | None = None):
         self._dag, self._hardware, self._sizes = dag, hardware, sizes
+        count = 1 + max((max(group.devices) for group in dag.groups.values()), default=0)
+        self.layout = layout or consecutive(hardware, count)
         self._transfers: dict[tuple[str, str, tuple[str, ...]], Cost] = {}
         self._collectives: dict[tuple[str, str, tuple[str, ...], tuple[str, ...], str | None], Cost] = {}
 
@@ -31,10 +38,11 @@ class Network:
         key = (src, dst, node.values)
         found = self._transfers.get(key)
         if found is None:
-            level = level_between(self._hardware, (*self._dag.groups[src].devices, *self._dag.groups[dst].devices))
+            number, hops = self.way(node)
+            level = level_of(self._hardware, number)
             nbytes = max(sum(self._sizes.value_bytes(name, side) for name in node.values) for side in (src, dst))
             links = (Link(src, level.name, "out"), Link(dst, level.name, "in"))
-            found = self._transfers[key] = Cost(level.latency_seconds + nbytes / level.bandwidth, links)
+            found = self._transfers[key] = Cost(hops * (level.latency_seconds + nbytes / level.bandwidth), links)
         return found
 
     def collective(self, node: Collective) -> Cost:
@@ -51,8 +59,9 @@ class Network:
         num_devices = len(sets[0])
         if num_devices <= 1:
             return Cost(0.0)
-        level = max((level_between(self._hardware, devices) for devices in sets), key=self._hardware.levels.index)
-        bandwidth = self._ring_bandwidth(level, sets[0])
+        number, hops = self.way(node)
+        level = level_of(self._hardware, number)
+        bandwidth = self._ring_bandwidth(number, sets[0])
         nbytes = self.collective_bytes(node)
         share, steps = (num_devices - 1) / num_devices, math.ceil(math.log2(num_devices))
         match node.kind:
@@ -66,19 +75,28 @@ class Network:
         links = tuple(
             Link(member, level.name, way) for member in members_of(group.name, self._dag.groups) for way in directions
         )
-        return Cost(duration, links)
+        return Cost(hops * duration, links)
 
     def collective_bytes(self, node: Collective) -> int:
         """Bytes of the whole (gathered or not yet scattered) operand on one device."""
         group = members_of(node.group or "", self._dag.groups)[0]
         return sum(self._sizes.value_bytes(name, group) for name in node.values)
 
-    def _ring_bandwidth(self, level: Level, devices: tuple[int, ...]) -> float:
+    def way(self, node: Send | Collective) -> tuple[int, int]:
+        """The level that a transfer or collective crosses, from 0 for the fastest, and the links between neighbours."""
+        groups, layout = self._dag.groups, self.layout
+        if isinstance(node, Send):
+            pairs = pairs_between(groups[node.group or ""], groups[node.peer])
+            number = max(layout.level(pair) for pair in pairs)
+            return number, 1 if number else max(layout.hops(*pair) for pair in pairs)
+        sets = devices_along(groups[node.group or ""], node.axes)
+        number = max(layout.level(devices) for devices in sets)
+        return number, 1 if number else max(layout.reach(devices) for devices in sets)
+
+    def _ring_bandwidth(self, number: int, devices: tuple[int, ...]) -> float:
         """Across blocks of the level below, the members inside one block share their outgoing links."""
-        position = self._hardware.levels.index(level)
-        if position == 0:
+        level = level_of(self._hardware, number)
+        if number == 0:
             return level.ring_bandwidth
-        below = self._hardware.levels[position - 1]
-        block = devices[0] // (below.num_devices or 1)
-        inside = sum(device // (below.num_devices or 1) == block for device in devices)
+        below, inside = level_of(self._hardware, number - 1), self.layout.num_inside(devices, number)
         return min(below.ring_bandwidth, inside * level.ring_bandwidth) if inside > 1 else level.ring_bandwidth

@@ -11,6 +11,7 @@ from piper_jax.simulation.costs.base import Cost, CostModel
 from piper_jax.simulation.costs.network import Network
 from piper_jax.simulation.hardware import Hardware, hardware_profile, require_numbers
 from piper_jax.simulation.sizes import Sizes
+from piper_jax.topology import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +24,12 @@ class RooflineCosts(CostModel):
     Attributes:
       hardware: a profile, or the name of one.
       efficiency: share of the peak arithmetic rate that is reached, in (0, 1].
+      layout: where the logical devices are; by default on consecutive physical ones.
     """
 
     hardware: Hardware | str
     efficiency: float = 1.0
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         require_numbers("RooflineCosts", above=0, efficiency=self.efficiency)
@@ -50,7 +53,7 @@ class RooflineCosts(CostModel):
         """The cost function for the nodes of ``dag``."""
         hardware = hardware_profile(self.hardware)
         sizes = Sizes(dag)
-        network = Network(dag, hardware, sizes)
+        network = Network(dag, hardware, sizes, self.layout)
         passes = _PassSeconds(dag, hardware, sizes, self.efficiency)
 
         def cost(node: Node) -> Cost:
