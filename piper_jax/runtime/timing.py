@@ -13,10 +13,11 @@ import jax
 
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Compute, Recv, Update
+from piper_jax.ir.nodes import Compute
 from piper_jax.lowering.instruction import Instruction, last_uses
 from piper_jax.lowering.keys import Key
 from piper_jax.simulation.costs import MeasuredCosts
+from piper_jax.simulation.costs.measured import paying
 from piper_jax.simulation.sharing import sharing_of
 
 TURNS = 4
@@ -140,8 +141,7 @@ def measure(
     costs: dict[NodeId, float] = dict.fromkeys(dag.nodes, 0.0)
     extra = statistics.median(around[1:])
     for instruction, signature in zip(instructions, recording.signatures, strict=True):
-        passes = [n for n in instruction.nodes if isinstance(dag.nodes[n], Compute | Update)]
-        paid = passes or [n for n in instruction.nodes if not isinstance(dag.nodes[n], Recv)]
+        paid = paying(dag, instruction.nodes)
         costs.update(dict.fromkeys(paid, seconds[signature] / max(1, len(paid))))
         extra += 0.0 if instruction.nodes else seconds[signature]
     sums = [sum(seconds[call.signature] for call in lane) for lane in lanes]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from piper_jax.errors import ConfigError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Compute, Node, Recv
+from piper_jax.ir.nodes import Compute, Node, Recv, Update
 from piper_jax.simulation.costs.base import Cost, CostModel
 from piper_jax.simulation.report import Span
 
@@ -26,12 +26,14 @@ class MeasuredCosts(CostModel):
         because each has its own processor, or because they were measured under contention.
       outside_seconds: what a step takes besides its nodes, such as placing the batch and gathering metrics. It is no
         part of a makespan.
+      origin: what headings say of the table.
     """
 
     seconds: Mapping[CostKey, float] = field(default_factory=dict[CostKey, float])
     fallback: CostModel | None = None
     num_processors: float | None = None
     outside_seconds: float = 0.0
+    origin: str = "measured"
 
     @classmethod
     def from_timeline(cls, timeline: Iterable[Span], *, fallback: CostModel | None = None) -> MeasuredCosts:
@@ -52,8 +54,8 @@ class MeasuredCosts(CostModel):
         return cls(seconds=seconds, fallback=fallback)
 
     def describe(self, passes: Set[str]) -> str:
-        """``"measured"``, with the processors that groups share."""
-        return "measured" if self.num_processors is None else f"measured, {self.num_processors:.2f} groups at once"
+        """``"measured"``, or where else they are from, with the processors that groups share."""
+        return self.origin + ("" if self.num_processors is None else f", {self.num_processors:.2f} groups at once")
 
     @property
     def concurrency(self) -> float | None:
@@ -92,6 +94,13 @@ class MeasuredCosts(CostModel):
             return Cost(0.0)
 
         return cost
+
+
+def paying(dag: Dag, nodes: Iterable[NodeId]) -> list[NodeId]:
+    """Which nodes of one program share its time: its passes and updates; without any, all but what is received."""
+    listed = list(nodes)
+    passes = [n for n in listed if isinstance(dag.nodes[n], Compute | Update)]
+    return passes or [n for n in listed if not isinstance(dag.nodes[n], Recv)]
 
 
 def _program(span: Span) -> tuple[tuple[str, str | None], ...]:
