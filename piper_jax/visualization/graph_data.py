@@ -31,10 +31,10 @@ def graph_data(dag: Dag, filter: Filter | None = None) -> dict[str, Any]:
     transfers = sum(edge.is_transfer for edge in layout.edges)
     return {
         "title": "graph of the plan" if filter is None else f"graph of {filter}",
-        "subtitle": "Execution from left to right, a band for each group of devices.",
+        "subtitle": f"Execution from left to right, a band for each {'group of devices' if dag.groups else 'stage'}.",
         "facts": [
-            ("nodes", f"{len(layout.places):,}", ""), ("edges", f"{len(layout.edges):,}", f"{transfers:,} transfers"),
-            ("groups", f"{len(layout.bands)}", ""),
+            ("nodes", f"{len(layout.places):,}", ""),
+            ("edges", f"{len(layout.edges):,}", f"{transfers:,} transfers" if transfers else ""),
         ],
         "unit": "",
         "columns": layout.num_columns,

@@ -1,12 +1,17 @@
 // Memory of one device of each group over time, below the timeline and with its times.
-for (const group of groups) group.memory.bytes = group.memory.bytes.map(whole);
+for (const { memory } of groups) {
+  memory.bytes = memory.bytes.map(whole);
+  memory.total = Float64Array.from(memory.time, (_, i) => memory.bytes.reduce((sum, column) => sum + column[i], 0));
+}
 const STRIP = groups.length > 16 ? 40 : 64;
 function drawMemory() {
   if (!data.peak) return;
-  const tall = groups.length * (STRIP + GAP), [pen, width] = prepared($("memory").firstElementChild, tall);
+  const canvas = $("memory").firstElementChild, tall = groups.length * (STRIP + GAP), [pen, width] = prepared(canvas, tall);
   const scale = scaleOf(width), x = (time) => GUTTER + (time - view.from) * scale;
   groups.forEach((group, number) => {
-    const top = number * (STRIP + GAP), y = (bytes) => top + STRIP - (bytes / data.peak) * (STRIP - 6);
+    const top = number * (STRIP + GAP);
+    if (!isOnScreen(canvas, top, top + STRIP)) return;
+    const y = (bytes) => top + STRIP - (bytes / data.peak) * (STRIP - 6);
     pen.fillStyle = style("--thin");
     pen.fillRect(GUTTER, top, width - GUTTER, STRIP);
     clip(pen, GUTTER, top, width - GUTTER, STRIP);
@@ -20,7 +25,7 @@ function drawMemory() {
 }
 /** Of several steps within a pixel the largest is drawn, so that no peak is lost. */
 function drawStack(pen, memory, x, y) {
-  const { time, bytes } = memory, total = (i) => bytes.reduce((sum, column) => sum + column[i], 0);
+  const { time, bytes, total } = memory;
   let first = 0, high = time.length - 1;
   while (first < high) {
     const middle = (first + high + 1) >> 1;
@@ -29,7 +34,7 @@ function drawStack(pen, memory, x, y) {
   for (let i = first; i < time.length && time[i] <= view.to; i++) {
     const left = Math.round(x(Math.max(time[i], view.from)));
     let most = i;
-    while (i + 1 < time.length && Math.round(x(time[i + 1])) <= left) if (total(++i) > total(most)) most = i;
+    while (i + 1 < time.length && Math.round(x(time[i + 1])) <= left) if (total[++i] > total[most]) most = i;
     const right = Math.round(x(Math.min(time[i + 1] ?? data.end, view.to)));
     let below = 0;
     data.memoryKinds.forEach((kind, k) => {

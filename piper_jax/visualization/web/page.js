@@ -26,14 +26,15 @@ function bytesText(bytes) {
 }
 const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 const row = (name, value) => `<tr><td>${name}</td><td>${value}</td></tr>`;
-/** Whether `text`, a node with its coordinates, has every word that is searched for. */
+/** Whether `text`, a node with its coordinates, has every word that is searched for; coordinates as a whole, other words in part. */
 function matches(text) {
   const parts = text.split(/[\s[\],]+/);
-  return chosen.words.every((word) => parts.includes(word) || (word.length > 2 && text.includes(word)));
+  return chosen.words.every((word) => parts.includes(word) || (word.length > 2 && !word.includes("=") && text.includes(word)));
 }
 
 // -- colours ----------------------------------------------------------------------------------------
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+let styles = {};
+const style = (name) => (styles[name] ??= getComputedStyle(document.documentElement).getPropertyValue(name).trim());
 const channels = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
 function shaded(color, shade) {
   const keep = (2 / 3) ** Math.min(shade, data.ordinals.length - 1);
@@ -54,6 +55,11 @@ function prepared(canvas, tall) {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, tall);
   return [pen, width];
+}
+/** Whether the part of a canvas between two heights is on the screen. */
+function isOnScreen(canvas, top, bottom) {
+  const { top: start } = canvas.getBoundingClientRect();
+  return start + bottom > 0 && start + top < innerHeight;
 }
 function clip(pen, left, top, wide, tall) {
   pen.save();
@@ -135,7 +141,8 @@ document.addEventListener("keydown", (event) => {
   if (act) act(...amounts);
 });
 window.addEventListener("resize", redraw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+window.addEventListener("scroll", redraw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { styles = {}; redraw(); });
 
 // -- heading and legend -----------------------------------------------------------------------------
 $("title").textContent = data.title;

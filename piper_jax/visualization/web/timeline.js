@@ -1,12 +1,13 @@
 // The timeline of the report. Times are in the report's unit; the view is the interval [view.from, view.to].
 const { boxes, lanes, groups } = data;
-const whole = (column) => (Array.isArray(column) ? column : new Array(column.size).fill(column.all));
+const whole = (column) => Float64Array.from(Array.isArray(column) ? column : new Array(column.size).fill(column.all));
 for (const name in boxes) boxes[name] = whole(boxes[name]);
 const TALL = groups.length > 40 ? 14 : groups.length > 16 ? 20 : 32, THIN = groups.length > 16 ? 4 : 9, GAP = 8;
 const LOW = 0.55; // height of communication on a computing lane
 const NARROW = 4, DOZEN = 12; // pixels below which boxes become bands; see bands.py
 const view = { from: 0, to: data.end, cursor: null };
-const ranks = data.kinds.map((kind) => Object.keys(data.colors).indexOf(kind));
+const rank = (number) => Object.keys(data.colors).indexOf(data.kinds[number]);
+const stacked = [...data.kinds.keys()].sort((one, other) => rank(other) - rank(one)); // from the bottom of a band
 const fills = data.kinds.map((kind) => data.ordinals.map((_, shade) => shaded(data.colors[kind], shade)));
 const SHADES = data.ordinals.length;
 let hit = new Uint8Array(boxes.lane.length).fill(1);
@@ -79,18 +80,19 @@ function firstVisible(lane) {
 
 // -- drawing ----------------------------------------------------------------------------------------
 function draw() {
-  const [pen, width] = prepared($("timeline").firstElementChild, height + 6);
+  const canvas = $("timeline").firstElementChild, [pen, width] = prepared(canvas, height + 6);
+  const seen = lanes.filter(({ top, height: tall }) => isOnScreen(canvas, top, top + tall));
   const scale = scaleOf(width), x = (time) => GUTTER + (time - view.from) * scale;
-  for (const lane of lanes) {
+  for (const lane of seen) {
     pen.fillStyle = style(lane.compute ? "--idle" : "--thin");
     pen.fillRect(GUTTER, lane.top, width - GUTTER, lane.height);
   }
   drawAxis(pen, x);
   clip(pen, GUTTER, 0, width - GUTTER, height);
-  const banded = lanes.map((lane) => drawLane(pen, lane, scale, x)).some(Boolean);
+  const banded = seen.map((lane) => drawLane(pen, lane, scale, x)).some(Boolean);
   drawCursor(pen, x, height);
   pen.restore();
-  for (const lane of lanes) if (lane.compute) drawName(pen, lane);
+  for (const lane of seen) if (lane.compute) drawName(pen, lane);
   bandNote.hidden = !banded;
   drawMemory();
 }
@@ -107,16 +109,15 @@ function drawAxis(pen, x) {
     write(axis, text, Math.min(Math.max(x(tick), GUTTER + half), width - half), 10, "11.5px", style("--muted"));
   }
 }
-/** Draws boxes that can be seen, and bands of dozens of boxes in place of the others; says whether there were any. */
+/** Draws boxes that can be seen, and bands of dozens of boxes in place of the others; says whether there are bands. */
 function drawLane(pen, lane, scale, x) {
   const { start, end, part, parts, color, shade } = boxes, times = new Float64Array(2 * SHADES * data.kinds.length);
   const dozen = DOZEN * Math.max(1, Math.ceil((2 * NARROW) / (DOZEN * lane.mean * scale)));
-  let banded = false, due = false, open = -1, from = 0, until = 0, count = 0;
+  let banded = false, due = false, critical = false, open = -1, from = 0, until = 0, count = 0;
   const close = () => {
-    if (count > 1) { drawBand(pen, lane, x(from), x(until), times, until - from); banded = true; }
-    else if (count) drawBox(pen, lane, open, scale, x);
-    if (count) times.fill(0);
-    [open, count, due] = [-1, 0, false];
+    if (count > 1) { drawBand(pen, lane, x(from), x(until), times, until - from, critical); banded = true; }
+    else if (count) { drawBox(pen, lane, open, scale, x); times.fill(0); }
+    [open, count, due, critical] = [-1, 0, false, false];
   };
   for (let i = firstVisible(lane); i < lane.boxes.length; i++) {
     const box = lane.boxes[i];
@@ -128,6 +129,7 @@ function drawLane(pen, lane, scale, x) {
     if (!count) [open, from] = [box, gap > 0 && gap <= NARROW && banded ? until : start[box]];
     times[2 * (color[box] * SHADES + Math.min(shade[box], SHADES - 1)) + hit[box]] += (end[box] - start[box]) / parts[box];
     until = Math.max(until, end[box]);
+    critical ||= boxes.critical[box];
     count++;
     due ||= (i + 1) % dozen === 0;
     if (due && part[box] + 1 === parts[box]) close();
@@ -136,17 +138,24 @@ function drawLane(pen, lane, scale, x) {
   pen.globalAlpha = 1;
   return banded;
 }
-function drawBand(pen, lane, from, to, times, length) {
-  const left = Math.round(from), wide = Math.max(Math.round(to) - left, 1), order = [...ranks.keys()].sort((a, b) => ranks[b] - ranks[a]);
+function drawBand(pen, lane, from, to, times, length, critical) {
+  const left = Math.round(from), wide = Math.max(Math.round(to) - left, 1);
   let bottom = lane.top + lane.height;
-  for (const kind of order) for (let shade = SHADES - 1; shade >= 0; shade--) for (const seen of [0, 1]) {
-    const tall = (times[2 * (kind * SHADES + shade) + seen] / length) * lane.height;
+  for (const kind of stacked) for (let shade = SHADES - 1; shade >= 0; shade--) for (let found = 0; found < 2; found++) {
+    const key = 2 * (kind * SHADES + shade) + found, tall = (times[key] / length) * lane.height;
     if (!tall) continue;
-    pen.globalAlpha = seen ? 1 : 0.13;
+    times[key] = 0;
+    pen.globalAlpha = found ? 1 : 0.13;
     pen.fillStyle = fills[kind][shade];
     pen.fillRect(left, bottom - tall, wide, tall);
     bottom -= tall;
   }
+  drawCritical(pen, critical, left, lane.top + lane.height, wide);
+}
+function drawCritical(pen, critical, left, bottom, wide) {
+  if (!critical || !$("critical").checked) return;
+  pen.fillStyle = style("--ink");
+  pen.fillRect(left, bottom - 3, wide, 3);
 }
 function drawBox(pen, lane, box, scale, x) {
   const { start, end, part, parts, color, shade, label, critical, blocked } = boxes, kind = data.kinds[color[box]];
@@ -154,14 +163,11 @@ function drawBox(pen, lane, box, scale, x) {
   const tall = share * (lane.compute && !data.passColors.includes(kind) ? LOW : 1);
   const top = lane.top + (part[box] + 1) * share - tall, fill = fills[color[box]][Math.min(shade[box], SHADES - 1)];
   pen.globalAlpha = hit[box] ? 1 : 0.13;
-  if (blocked[box]) drawBlocked(pen, x(start[box] - blocked[box]), left, top, tall, fill);
+  if (blocked[box] * scale > 2) drawBlocked(pen, x(start[box] - blocked[box]), left, top, tall, fill);
   const edge = Math.min(1, wide * 0.12);
   pen.fillStyle = fill;
   pen.fillRect(left, top, wide - edge, tall - (part[box] + 1 < parts[box] ? 1 : 0));
-  if ($("critical").checked && critical[box]) {
-    pen.fillStyle = style("--ink");
-    pen.fillRect(left, top + tall - 3, wide - edge, 3);
-  }
+  drawCritical(pen, critical[box], left, top + tall, wide - edge);
   if (lane.compute && wide > 11 && tall >= 9) writeTask(pen, data.labels[label[box]], left + wide / 2, top + tall / 2, wide - 4, tall, inkOn(fill));
 }
 function drawBlocked(pen, from, to, top, tall, fill) {
