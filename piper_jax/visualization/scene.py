@@ -105,25 +105,27 @@ def scene_of(report: Report, *, narrow: float = 0.0) -> Scene:
 def _runs(report: Report, numbers: Sequence[int], narrow: float) -> list[Sequence[int]]:
     if not narrow:
         return [(number,) for number in numbers]
-    spans = (report.timeline[number] for number in numbers)
+    spans = [report.timeline[number] for number in numbers]
     times = [(span.start, span.end) for span in spans]
     return [numbers[run.start : run.stop] for run in runs(times, narrow)]
 
 
 def _band(report: Report, run: Sequence[int], lane: int, shades: dict[int, int]) -> Band:
     times: Shades = {}
+    timeline = report.timeline
     for number in run:
-        span = report.timeline[number]
-        looks = [(span.kind, 0)] if span.kind not in COMPUTING else _looks(span, shades)
-        time = (span.end - span.start) / len(looks)
+        _, _, kind, nodes, start, end, _, _ = timeline[number]
+        looks = _looks(nodes, shades) if kind in COMPUTING else ((kind, 0),)
         for look in looks:
-            times[look] = times.get(look, 0.0) + time
+            times[look] = times.get(look, 0.0) + (end - start) / len(looks)
     return Band(lane, report.timeline[run[0]].start, report.timeline[run[-1]].end, times)
 
 
-def _looks(span: Span, shades: dict[int, int]) -> list[tuple[str, int]]:
+def _looks(nodes: Sequence[NodeId], shades: dict[int, int]) -> Sequence[tuple[str, int]]:
     """The color and the shade of each task of a computing span."""
-    tasks = {(node.PASS, node.PP, node.MB): None for node in span.nodes}
+    if len(nodes) == 1:
+        return (_look(nodes[0].PASS, nodes[0].PP, shades),)
+    tasks = {(node.PASS, node.PP, node.MB): None for node in nodes}
     return [_look(PASS, stage, shades) for PASS, stage, _ in tasks]
 
 
