@@ -93,6 +93,14 @@ def mover(target: jax.sharding.Sharding) -> Callable[..., Sequence[jax.Array]]:
     return move
 
 
+def custom_jvp_programs(eqn: Any) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr]:
+    """The function of a ``custom_jvp`` equation, and its derivative: primals, tangents -> results, their tangents."""
+    inner = eqn.params["call_jaxpr"]
+    primal = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+    jaxpr, consts, _ = eqn.params["jvp_jaxpr_fun"].call_wrapped(*[False] * len(eqn.invars))
+    return primal, core.ClosedJaxpr(jaxpr, consts)
+
+
 def user_line(eqn: Any) -> str:
     """``file.py:line`` of the innermost frame in the user's own code, or an empty string."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):

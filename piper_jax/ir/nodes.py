@@ -9,6 +9,7 @@ from piper_jax.ir.ids import NodeId
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 LeafKind = Literal["trainable", "mutable", "constant"]
+Way = Literal["enter", "leave"]
 Every = Literal["step", "microbatch"] | int
 
 
@@ -65,7 +66,8 @@ class Recv:
 class Collective:
     """A collective over mesh ``axes`` of ``group`` (an empty ``axes`` means all devices of the group).
 
-    ``values`` are names of ``Dag.values``; ``bucket`` names the state that is gathered or reduced, if it is state.
+    ``values`` are names of ``Dag.values``; ``bucket`` names the state that is gathered or reduced, if it is state. An
+    all_to_all is ``around`` an operation, on what enters or leaves it.
     """
 
     id: NodeId
@@ -75,6 +77,8 @@ class Collective:
     axes: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     bucket: str | None = None
+    around: str | None = None
+    way: Way | None = None
 
 
 Node = Compute | Update | Send | Recv | Collective
@@ -100,6 +104,7 @@ class Op:
       splittable: BI and BW can be separate.  whole_because: why not.
       kept_whole: an order lists its BI and BW, and has its B in place of BI, since it is not splittable.
       remat: name of a ``jax.checkpoint`` policy, or None to save all residuals.
+      row_bound: for experts that take rows: how many of a slice one device takes, as a multiple of an equal share.
       shard_axis: mesh axis over which the region's experts are sharded, or None.
       replica_means: all_reduces over the replicas inside each forward and each backward (``mean_over_replicas``); they
         are no nodes of their own, since they would cut the operation in two.
@@ -125,6 +130,7 @@ class Op:
     whole_because: str = ""
     kept_whole: bool = False
     remat: str | None = None
+    row_bound: float | None = None
     shard_axis: str | None = None
     shard_stream: str = "compute"
     replica_means: tuple[int, int] = (0, 0)

@@ -20,6 +20,7 @@ class Ownership:
       group: the owner, or the joint group of several.
       axes: axes of ``group`` over which copies of the bucket lie: reduced, or sharded under ZeRO.
       num_copies: devices along ``axes``; 1 means that nothing is to be reduced.
+      num_parts: over how many devices of each owner its experts are divided, each of which has others.
       replication: as directed; without a directive the bucket is whole on each owner.
       elementwise: as for the bucket.
     """
@@ -29,6 +30,7 @@ class Ownership:
     group: DeviceGroup
     axes: tuple[str, ...]
     num_copies: int
+    num_parts: int
     replication: Replication
     elementwise: bool
 
@@ -36,6 +38,11 @@ class Ownership:
     def num_shards(self) -> int:
         """Over how many devices ZeRO divides what it shards; 1 without it."""
         return self.num_copies if self.replication.shard_optimizer else 1
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether devices hold different parts of its gradients or optimizer state when they update it."""
+        return self.num_parts > 1 or (self.num_shards > 1 and self.elementwise)
 
     @property
     def span(self) -> int | None:
@@ -105,7 +112,8 @@ def _ownership(dag: Dag, name: str, owners: tuple[str, ...], sharded: frozenset[
             _require_whole(name, groups, wanted)
     num_copies = axis_size(group, axes)
     return Ownership(
-        bucket=name, owners=owners, group=group, axes=axes, num_copies=num_copies, replication=replication,
+        bucket=name, owners=owners, group=group, axes=axes, num_copies=num_copies,
+        num_parts=axis_size(groups[0], sharded - {"tensor"}), replication=replication,
         elementwise=dag.buckets[name].elementwise,
     )  # fmt: skip
 

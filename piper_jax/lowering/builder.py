@@ -49,8 +49,8 @@ class Builder:
 
         return self.compiler.compile(
             body, label=local.label, mesh=mesh.mesh, specs=[self.global_spec(k) for k in local.reads],
-            in_specs=[PARTITION[k.layout] for k in local.reads], out_specs=[PARTITION[k.layout] for k in local.writes],
-            donate=donate,
+            in_specs=[PARTITION[self.context.layout(k)] for k in local.reads],
+            out_specs=[PARTITION[self.context.layout(k)] for k in local.writes], donate=donate,
         )  # fmt: skip
 
     def _is_overwritten(self, key: Key, writes: Collection[Key]) -> bool:
@@ -66,19 +66,12 @@ class Builder:
 
     def global_spec(self, key: Key) -> jax.ShapeDtypeStruct:
         """Shape and dtype of a register."""
-        replicas = self.context.replicas
         if key.kind == "gathered":
             exchanges = self.updates[key.group].exchanges
-            rows = replicas * len(exchanges.participants)
+            rows = self.context.replicas * len(exchanges.participants)
             return jax.ShapeDtypeStruct((rows, exchanges.width(key.item)), jnp.uint32)
         local = local_spec(self.context, key)
-        match key.layout:
-            case "stacked":
-                return jax.ShapeDtypeStruct((replicas, *local.shape), local.dtype)
-            case "batch":
-                return jax.ShapeDtypeStruct((local.shape[0], replicas, *local.shape[1:]), local.dtype)
-            case _:
-                return local
+        return jax.ShapeDtypeStruct(self.context.register_shape(key, local.shape), local.dtype)
 
 
 def _local_view(key: Key, array: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,6 +47,11 @@ class StateCollective:
         return self.id.MB or 0
 
     @property
+    def word(self) -> str:
+        """What the label of a program calls it."""
+        return self.does
+
+    @property
     def serves_update(self) -> bool:
         """Whether nothing but the update needs it."""
         return self.does == "gather" and self.when != "slot"
@@ -54,9 +59,7 @@ class StateCollective:
     def run(self, env: dict[Key, Any]) -> None:
         """Replaces what it reads by what it writes, after the collectives before it on its chain."""
         values = [env[k] for k in self.reads[: len(self.writes)]]
-        fence = Key("fence", self.group, self.chain)
-        if fence in env:
-            values, _ = jax.lax.optimization_barrier((values, env[fence]))
+        values = after_fence(env, self.group, self.chain, values)
         axes, count = self.owned.axes, self.owned.num_shards
         match self.does:
             case "reduce":
@@ -65,12 +68,18 @@ class StateCollective:
                 results = scatter_sum(values, axes, count)
             case "gather":
                 results = gather_whole(values, [self.context.whole_spec(k).shape for k in self.writes], axes)
-        env[fence] = results[0]
+        env[Key("fence", self.group, self.chain)] = results[0]
         for key, value in zip(self.writes, results, strict=True):
             if self.does == "accumulate":
                 env[key] = env[key] + value
             else:
                 env[key] = value.astype(self.context.whole_spec(key).dtype)
+
+
+def after_fence(env: Mapping[Key, Any], group: str, chain: str, values: Sequence[Any]) -> Sequence[Any]:
+    """What a collective reads, once the collective before it on its chain has ended."""
+    fence = Key("fence", group, chain)
+    return jax.lax.optimization_barrier((values, env[fence]))[0] if fence in env else values
 
 
 def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
@@ -119,10 +128,9 @@ def state_collective(context: Context, node: Collective, in_slots: Collection[No
         reads = [key.shard for key in writes]
         if {key.kind for key in writes} == {"state"}:
             when = "after" if node.id.PASS == "U" else "slot"
-    # CPU devices have no streams: a collective that could start in either order there may wait for another for ever.
     return StateCollective(
         context=context, group=group, id=node.id, does=does, when=when, owned=owned, reads=tuple(reads),
-        writes=tuple(writes), chain=node.stream if context.has_streams else "",
+        writes=tuple(writes), chain=context.chain_of(node),
     )  # fmt: skip
 
 

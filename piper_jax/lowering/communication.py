@@ -14,9 +14,9 @@ from piper_jax.ir.nodes import Collective, Send
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.collectives import StateCollective
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import JOINT_AXES, P, joint_mesh
+from piper_jax.lowering.group_mesh import JOINT_AXES, PARTITION, P, joint_mesh
 from piper_jax.lowering.instruction import Instruction, Role
-from piper_jax.lowering.keys import Key
+from piper_jax.lowering.keys import Key, Layout
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.slots import local_spec
 
@@ -30,7 +30,7 @@ def sent_keys(context: Context, id: NodeId) -> list[Key]:
     mb, keys = id.MB or 0, []
     for name in node.values:
         if name.startswith("d "):
-            item = (context.source.values[name[2:]], context.producer_of(id).op)
+            item = (context.source.values[name[2:]], context.giver_of(id))
             keys.append(Key("cotangent", str(node.group), item, mb))
         else:
             keys.append(Key("value", str(node.group), context.source.values[name], mb))
@@ -95,7 +95,7 @@ def _joint(
     if context.needs_tokens:
         local, specs = local.chained(JOINT), [*specs, local_spec(context, Key("token", JOINT))]
     rows = context.replicas * len(groups)
-    partition = {"stacked": joint.stacked.spec, "replicated": P()}
+    partition: dict[Layout, P] = {**PARTITION, "stacked": joint.stacked.spec}
 
     def body(*arrays: Any) -> list[Any]:
         out = local.body({key: a[0] for key, a in zip(local.reads, arrays, strict=True)})
@@ -104,7 +104,7 @@ def _joint(
     program = builder.compiler.compile(
         body, label=local.label, mesh=joint.mesh,
         specs=[jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in specs],
-        in_specs=[joint.stacked.spec] * len(specs), out_specs=[partition[k.layout] for k in local.writes],
+        in_specs=[joint.stacked.spec] * len(specs), out_specs=[partition[context.layout(k)] for k in local.writes],
         donate=donate,
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def _joint(
         if waits:
             jax.block_until_ready(arrays)
         results = program(*(joint.join(arrays[k :: len(specs)]) for k in range(len(specs))))
-        split = [joint.split(r, k.layout) for r, k in zip(results, local.writes, strict=True)]
+        split = [joint.split(r, context.layout(k)) for r, k in zip(results, local.writes, strict=True)]
         return [array for per_group in zip(*split, strict=True) for array in per_group]
 
     return Instruction(

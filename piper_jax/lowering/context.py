@@ -16,8 +16,10 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Send
 from piper_jax.ir.ownership import Ownership, ownerships
 from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
-from piper_jax.lowering.keys import Key
+from piper_jax.lowering.keys import Key, Layout
 from piper_jax.tracing.chunk import Chunk, chunks
+from piper_jax.tracing.dispatch import Dispatch, dispatch
+from piper_jax.tracing.local_experts import EXPERT_AXIS
 from piper_jax.tracing.loss_program import LossProgram, key_spec
 from piper_jax.tracing.passes import Passes, passes
 from piper_jax.tracing.source import Source
@@ -58,6 +60,13 @@ class Context:
         """
         return next(iter(self.meshes.values())).devices[0].platform != "cpu"
 
+    def chain_of(self, node: Collective) -> str:
+        """The chain on which a collective of a program follows others.
+
+        CPU devices have no streams: a collective that could start in either order there may wait for ever.
+        """
+        return node.stream if self.has_streams else ""
+
     @property
     def needs_tokens(self) -> bool:
         """Whether the programs of a group, each on several devices, are chained by a token."""
@@ -69,7 +78,7 @@ class Context:
 
     @cached_property
     def chunk_of(self) -> dict[str, Chunk]:
-        built = chunks(self.program, self.source.units, [op.units for op in self.dag.ops.values()])
+        built = chunks(self.program, self.source.units.of_eqn, [op.units for op in self.dag.ops.values()])
         return dict(zip(self.dag.ops, built, strict=True))
 
     @cached_property
@@ -79,8 +88,23 @@ class Context:
     def passes(self, op: str) -> Passes:
         """The passes of an operation, traced once."""
         if op not in self._passes:
-            self._passes[op] = passes(self.program, self.chunk_of[op], self.dag.ops[op].remat)
+            self._passes[op] = passes(self.program, self.chunk_of[op], self.dag.ops[op].remat, self.dispatch_of(op))
         return self._passes[op]
+
+    @cached_property
+    def _dispatches(self) -> dict[str, Dispatch]:
+        placed = {n.id.op: str(n.group) for n in self.dag.nodes.values() if isinstance(n, Compute)}
+        found: dict[str, Dispatch] = {}
+        for name, op in self.dag.ops.items():
+            parts = self.meshes[placed[name]].mesh.shape[EXPERT_AXIS] if op.shard_axis == EXPERT_AXIS else 1
+            if parts > 1:
+                bound = self.source.units.places[op.units[0]].bound
+                found[name] = dispatch(self.program, self.chunk_of[name], name, parts, bound)
+        return found
+
+    def dispatch_of(self, op: str) -> Dispatch | None:
+        """How the experts of an operation are divided over devices; None for others."""
+        return self._dispatches.get(op)
 
     @cached_property
     def value_of(self) -> Mapping[int, str]:
@@ -99,9 +123,11 @@ class Context:
     def _producers(self) -> dict[NodeId, NodeId]:
         return {edge.dst: edge.src for edge in self.dag.data if isinstance(self.dag.nodes[edge.dst], Send)}
 
-    def producer_of(self, send: NodeId) -> NodeId:
-        """The node whose values a Send carries."""
-        return self._producers[send]
+    def giver_of(self, send: NodeId) -> str:
+        """The operation whose values a Send carries, of experts those that have left them."""
+        producer = self._producers[send]
+        found = (e.src.op for e in self.dag.data if e.dst == producer and e.src.op in self.dag.ops)
+        return producer.op if producer.op in self.dag.ops else next(found)
 
     @cached_property
     def owners(self) -> dict[str, tuple[str, ...]]:
@@ -157,6 +183,49 @@ class Context:
         bucket = self.source.optimizer.leaf_owner[key.item]  # type: ignore[union-attr]
         return None if bucket is None else self.owned.get(self.source.bucket_names[bucket])
 
+    @cached_property
+    def _parts_of_bucket(self) -> dict[str, int]:
+        readers = {b: name for name in self._dispatches for b in self.dag.ops[name].reads}
+        return {b: self._dispatches[name].num_parts for b, name in readers.items()}
+
+    @cached_property
+    def _bucket_of_leaf(self) -> dict[int, str]:
+        return {leaf: b for b, leaves in self.source.bucket_leaves.items() for leaf in leaves}
+
+    def parts_of(self, key: Key) -> int:
+        """Over how many devices, each with other experts, the array is divided whose whole or sharded form a key names.
+
+        Only state, optimizer leaves and gradients of experts are; a single number is on all of them.
+        """
+        if not self._parts_of_bucket:
+            return 1
+        kind, program = key.kind.removesuffix("_shard"), self.source.optimizer
+        if kind == "optimizer" and program is not None:
+            owner = program.leaf_owner[key.item]
+            bucket = None if owner is None else self.source.bucket_names[owner]
+            single = program.leaf_specs[key.item].shape == ()
+        elif kind in ("state", "gradient", "accumulator", "unreduced"):
+            bucket, single = self._bucket_of_leaf[key.item], False
+        else:
+            return 1
+        return 1 if bucket is None or single else self._parts_of_bucket.get(bucket, 1)
+
+    def layout(self, key: Key) -> Layout:
+        """How a register is laid out on the mesh of its group."""
+        return "experts" if key.layout == "replicated" and self.parts_of(key) > 1 else key.layout
+
+    def register_shape(self, key: Key, local: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a register of which each device sees ``local``."""
+        match self.layout(key):
+            case "stacked":
+                return (self.replicas, *local)
+            case "batch":
+                return (local[0], self.replicas, *local[1:])
+            case "experts":
+                return (local[0] * self.parts_of(key), *local[1:])
+            case _:
+                return tuple(local)
+
     def shards_of(self, key: Key) -> int:
         """Into how many shards ZeRO divides what a key, sharded or whole, belongs to."""
         owned = self.owned_key(key)
@@ -184,7 +253,15 @@ class Context:
         return {leaf: k for k, leaf in enumerate(self.source.state.trainable)}
 
     def whole_spec(self, key: Key) -> jax.ShapeDtypeStruct:
-        """Shape and dtype, before any sharding, of the array whose whole or sharded form a key names."""
+        """Shape and dtype, before any sharding by ZeRO, of the array whose whole or sharded form a key names.
+
+        Of divided experts it is what one device has.
+        """
+        whole, parts = self.logical_spec(key), self.parts_of(key)
+        return whole if parts == 1 else whole.update(shape=(whole.shape[0] // parts, *whole.shape[1:]))
+
+    def logical_spec(self, key: Key) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the leaf that a key belongs to, as the model or the optimizer has it."""
         match key.kind.removesuffix("_shard"):
             case "optimizer":
                 return self.source.optimizer.leaf_specs[key.item]  # type: ignore[union-attr]
@@ -269,8 +346,15 @@ def _refuse_unlowered(dag: Dag) -> None:
         raise PlanError(f"compile: {what} ({where}) can be planned, checked and simulated, but is not lowered yet.")
 
     for op in dag.ops.values():
-        if op.shard_axis is not None:
-            refuse("expert or tensor sharding", f"operation {op.name}")
+        if op.shard_axis not in (None, EXPERT_AXIS):
+            refuse(f"sharding over {op.shard_axis}", f"operation {op.name}")
+    for bucket, owned in ownerships(dag).items():
+        if owned.num_parts > 1 and not owned.elementwise:
+            raise PlanError(
+                f"compile: the optimizer updates {bucket} in another way than element by element, which needs all of "
+                f"its experts on one device.",
+                help="use expert_parallel=1, or an elementwise optimizer (adamw, lion, sgd) for the experts.",
+            )
     for group in dag.groups.values():
         if dict(group.axes).get("tensor", 1) > 1:
             refuse("tensor parallelism", f"group {group.name}")

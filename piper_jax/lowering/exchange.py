@@ -102,8 +102,7 @@ class Exchanges:
 
     def is_sharded(self, value: int) -> bool:
         """Whether a value's bucket is updated in shards."""
-        owned = self._owned(value)
-        return owned.num_shards > 1 and owned.elementwise
+        return self._owned(value).is_divided
 
     def _owned(self, value: int) -> Ownership:
         owner = self.program.owner[value]
@@ -112,8 +111,11 @@ class Exchanges:
 
     def _senders(self, value: int) -> tuple[str, ...]:
         owners = tuple(g for g in self._owned(value).owners if g in self.participants)
-        return owners if self.is_sharded(value) else owners[:1]
+        return owners if self._owned(value).num_shards > 1 and self.is_sharded(value) else owners[:1]
 
     def _together(self, value: int, parts: Any) -> Any:
-        combine = self.program.elementwise.combine
-        return COMBINE[combine[value]](parts).astype(parts.dtype) if self.is_sharded(value) else parts[0]
+        if not self.is_sharded(value):
+            return parts[0]
+        owned, combine = self._owned(value), self.program.elementwise.combine
+        distinct = parts if owned.num_shards > 1 else parts[: owned.num_parts]
+        return COMBINE[combine[value]](distinct).astype(parts.dtype)

@@ -22,8 +22,10 @@ from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.prologue import clocks, prologue
 from piper_jax.lowering.slots import Step, step
+from piper_jax.lowering.token_exchange import TokenExchange, token_exchanges
 from piper_jax.lowering.updates import group_updates, whole_gradients
 
+Member = Step | StateCollective | TokenExchange
 _KEPT = ACCUMULATED | {"accumulator_shard", "gradient", "gradient_shard"}
 
 
@@ -33,6 +35,7 @@ class Lowering:
 
     builder: Builder
     collectives: Mapping[NodeId, StateCollective]
+    exchanges: Mapping[NodeId, TokenExchange]
     slot_programs: dict[Any, Compiled] = field(default_factory=dict)
 
     @property
@@ -45,7 +48,7 @@ class Lowering:
         order = fuse(dag, dispatch_order(dag), self._is_lowered, self._is_member)
         begun: set[Key] = set()
         steps = {
-            slot: [self.collectives.get(n) or step(self.context, slot.group, n, begun) for n in slot.nodes]
+            slot: [self.member(n, begun) for n in slot.nodes]
             for slot in order
             if self._is_member(slot.nodes[0])
         }
@@ -78,15 +81,20 @@ class Lowering:
     def _gathers_of_forward(self) -> frozenset[NodeId]:
         return frozenset(e.src for e in self.context.dag.data if e.dst.PASS == "F")
 
+    def member(self, node: NodeId, begun: set[Key]) -> Member:
+        """A node as a function of local arrays: see :func:`piper_jax.lowering.slots.step` for ``begun``."""
+        found = self.collectives.get(node) or self.exchanges.get(node)
+        return found or step(self.context, str(self.context.dag.nodes[node].group), node, begun)
+
     def _is_member(self, node: NodeId) -> bool:
         """Whether a node is part of a slot's program."""
         found = self.collectives.get(node)
         if found is not None:
             return found.when == "slot" and found.group in self.context.meshes
-        return isinstance(self.context.dag.nodes[node], Compute)
+        return node in self.exchanges or isinstance(self.context.dag.nodes[node], Compute)
 
     def _outside_readers(
-        self, order: Sequence[Slot], steps: Mapping[Slot, Sequence[Step | StateCollective]]
+        self, order: Sequence[Slot], steps: Mapping[Slot, Sequence[Member]]
     ) -> dict[Key, set[int]]:
         """For each key, the positions in ``order`` that read it, not counting the slot that writes it."""
         readers: dict[Key, set[int]] = {}
@@ -112,7 +120,7 @@ class Lowering:
         return [k for n in sends for k in sent_keys(self.context, n)]
 
     def _lower(
-        self, slot: Slot, steps: Mapping[Slot, Sequence[Step | StateCollective]], readers: dict[Key, set[int]]
+        self, slot: Slot, steps: Mapping[Slot, Sequence[Member]], readers: dict[Key, set[int]]
     ) -> Iterable[Instruction]:
         node = self.context.dag.nodes[slot.nodes[0]]
         match node:
@@ -133,7 +141,7 @@ class Lowering:
                 return
 
     def _slot_instruction(
-        self, slot: Slot, steps: Sequence[Step | StateCollective], readers: dict[Key, set[int]]
+        self, slot: Slot, steps: Sequence[Member], readers: dict[Key, set[int]]
     ) -> Instruction:
         written: dict[Key, None] = {}
         reads: dict[Key, None] = {}
@@ -151,7 +159,7 @@ class Lowering:
             len(writes),
         )
         if signature not in self.slot_programs:
-            label = " ".join(_word(n, self.collectives.get(n)) for n in slot.nodes) + f" {slot.group}"
+            label = " ".join(s.word for s in steps) + f" {slot.group}"
 
             def body(env: dict[Key, Any]) -> dict[Key, Any]:
                 for s in steps:
@@ -174,8 +182,4 @@ def lower(context: Context, compiler: Compiler) -> Lowering:
     collectives = state_collectives(context)
     updates = group_updates(context, collectives.values()) if context.training else {}
     builder = Builder(context=context, compiler=compiler, updates=updates)
-    return Lowering(builder=builder, collectives=collectives)
-
-
-def _word(node: NodeId, collective: StateCollective | None) -> str:
-    return collective.does if collective is not None else f"{node.PASS}{'' if node.PP is None else node.PP}"
+    return Lowering(builder=builder, collectives=collectives, exchanges=token_exchanges(context))

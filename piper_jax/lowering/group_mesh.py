@@ -20,7 +20,9 @@ REPLICA_AXES = ("data", "expert")
 AXES = (*REPLICA_AXES, "tensor")
 OWNER = "owner"
 JOINT_AXES = (OWNER, *AXES)
-PARTITION: dict[Layout, P] = {"replicated": P(), "stacked": P(REPLICA_AXES), "batch": P(None, REPLICA_AXES)}
+PARTITION: dict[Layout, P] = {
+    "replicated": P(), "stacked": P(REPLICA_AXES), "batch": P(None, REPLICA_AXES), "experts": P("expert"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

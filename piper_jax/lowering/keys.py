@@ -8,15 +8,19 @@ Kind = Literal[
     "state", "optimizer", "gradient", "key", "step", "seed", "weight", "microbatch", "gathered", "shared",  # replicated
     "batch",
     "value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange",  # one per replica
+    "dispatched", "dispatched_cotangent",  # one per replica: values of experts, on the devices that hold these
     "token",  # one per replica: what the programs of a group hand on, so that they run one after another
     "state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard",  # each replica's own part
     "fence",  # inside a program: what the next collective waits for
 ]  # fmt: skip
-Layout = Literal["replicated", "stacked", "batch"]
+Layout = Literal["replicated", "stacked", "batch", "experts"]
 
 _STACKED = frozenset(
-    {"value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange", "token"}
-)
+    {
+        "value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange", "token",
+        "dispatched", "dispatched_cotangent",
+    }
+)  # fmt: skip
 _SHARDED = frozenset({"state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard"})
 ACCUMULATED = frozenset({"accumulator", "metric"})
 
@@ -32,7 +36,8 @@ class Key(NamedTuple):
     @property
     def layout(self) -> Layout:
         """replicated: the array itself on every device; stacked: ``[replicas, ...]``, one entry a device (for shards
-        ``[replicas, length]``); batch: ``[microbatches, replicas, ...]``."""
+        ``[replicas, length]``); batch: ``[microbatches, replicas, ...]``. State of divided experts, which only the
+        context knows, is ``experts``: dimension 0 divided over that axis."""
         if self.kind in _STACKED or self.kind in _SHARDED:
             return "stacked"
         return "batch" if self.kind == "batch" else "replicated"

@@ -25,15 +25,22 @@ def shard_length(shape: Sequence[int], count: int) -> int:
     return -(-math.prod(shape) // count)
 
 
-def to_rows(value: Any, count: int) -> Any:
-    """An array as ``[count, shard_length]``, padded with zeros."""
-    flat = value.reshape(-1)
-    return jnp.pad(flat, (0, shard_length(value.shape, count) * count - flat.size)).reshape(count, -1)
+def to_rows(value: Any, count: int, parts: int = 1) -> Any:
+    """An array as ``[count, shard_length]``, padded with zeros.
+
+    Args:
+      parts: equal parts of dimension 0 that are divided each by itself: ``[count * parts, shard_length]``, the first
+        shard of each part first.
+    """
+    flat = value.reshape(parts, -1)
+    rows = jnp.pad(flat, ((0, 0), (0, shard_length(flat.shape[1:], count) * count - flat.shape[1])))
+    return rows.reshape(parts, count, -1).swapaxes(0, 1).reshape(count * parts, -1)
 
 
-def from_rows(rows: Any, shape: Sequence[int]) -> Any:
+def from_rows(rows: Any, shape: Sequence[int], parts: int = 1) -> Any:
     """The inverse of ``to_rows``."""
-    return rows.reshape(-1)[: math.prod(shape)].reshape(tuple(shape))
+    of_parts = rows.reshape(-1, parts, rows.shape[-1]).swapaxes(0, 1).reshape(parts, -1)
+    return of_parts[:, : math.prod(shape) // parts].reshape(tuple(shape))
 
 
 def scatter_sum(values: Sequence[Any], axes: Axes, count: int) -> list[Any]:
@@ -84,14 +91,25 @@ def _from_bytes(words: Any, like: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part that this device holds: ``index`` (traced) of ``count``."""
+    """What this device holds: shard ``index`` (traced) of ``count``, of part ``part`` (traced) of ``parts``."""
 
     count: int
     index: Any
+    parts: int = 1
+    part: Any = 0
 
     def of(self, value: Any) -> Any:
         """This device's shard of a whole array."""
-        return jax.lax.dynamic_index_in_dim(to_rows(jnp.asarray(value), self.count), self.index, 0, keepdims=False)
+        rows = to_rows(jnp.asarray(value), self.count, self.parts)
+        return jax.lax.dynamic_index_in_dim(rows, self.index * self.parts + self.part, 0, keepdims=False)
+
+    def of_part(self, value: Any) -> Any:
+        """This device's shard of its own part of an array."""
+        return jax.lax.dynamic_index_in_dim(to_rows(value, self.count), self.index, 0, keepdims=False)
+
+    def length(self, shape: Sequence[int]) -> int:
+        """Elements that this device holds of a whole array, padding included."""
+        return shard_length((math.prod(shape) // self.parts,), self.count)
 
     def reduce(self, eqn: FlatEqn, value: Any, shape: Sequence[int], combine: Combine) -> Any:
         """A reduction over this device's elements, padding left out."""
@@ -99,10 +117,11 @@ class Shard:
 
     def masked(self, value: Any, shape: Sequence[int], combine: Combine) -> Any:
         """The shard with what does not change a reduction in the place of padding."""
-        if math.prod(shape) % self.count == 0:
+        size = math.prod(shape) // self.parts
+        if size % self.count == 0:
             return value
         position = self.index * value.shape[0] + jnp.arange(value.shape[0])
-        return jnp.where(position < math.prod(shape), value, _neutral(combine, value.dtype))
+        return jnp.where(position < size, value, _neutral(combine, value.dtype))
 
 
 def _neutral(combine: Combine, dtype: Any) -> Any:
@@ -170,7 +189,7 @@ class ShardEvaluation:
         return shard.masked(self.values[value], aval.shape, self.combine[value]).reshape(aval.shape)
 
     def _elementwise(self, eqn: FlatEqn, shard: Shard) -> Sequence[Any]:
-        length = shard_length(self.avals[eqn.outputs[0]].shape, shard.count)
+        length = shard.length(self.avals[eqn.outputs[0]].shape)
         single = self.avals[eqn.outputs[0]].shape == ()
 
         def operand(atom: Atom) -> Any:

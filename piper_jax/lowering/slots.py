@@ -40,6 +40,11 @@ class Step:
     def mb(self) -> int:
         return self.id.MB or 0
 
+    @property
+    def word(self) -> str:
+        """What the label of a program calls it."""
+        return f"{self.id.PASS}{'' if self.id.PP is None else self.id.PP}"
+
     def run(self, env: dict[Key, Any]) -> None:
         """Evaluates the node on local arrays and adds what it writes."""
         values = dict(self.flat.consts)
@@ -91,17 +96,22 @@ def step(context: Context, group: str, node: NodeId, begun: set[Key]) -> Step:
     chunk = built.chunk
     residuals = [Key("residual", group, (node.op, k), mb) for k in range(built.num_residuals)]
     inputs: list[tuple[Key, ...] | str] = [(k,) for k in _common_keys(context, group, node)]
+    experts = context.dispatch_of(node.op) is not None
     if node.PASS == "F":
         flat = built.forward if context.training else built.evaluate
-        writes = [Key("value", group, v, mb) for v in chunk.exports]
+        writes = [dispatched_key(group, node, v) if experts else Key("value", group, v, mb) for v in chunk.exports]
         writes += [Key("metric", group, item) for item in (*((kind, node.op) for kind in built.kinds), *chunk.metrics)]
         return _step(context, group, node, flat, inputs, writes + (residuals if context.training else []))
     assert built.backward is not None
     assert built.halves is not None
     inputs += [(k,) for k in residuals]
-    inputs += [tuple(_contributions(context, group, v, mb)) for v in chunk.diff_exports]
+    given = Key("dispatched_cotangent" if experts else "cotangent", group, None, mb)
+    inputs += [
+        (given._replace(item=(v, node.op)),) if experts else cotangent_keys(context, group, v, mb)
+        for v in chunk.diff_exports
+    ]
     inputs += built.kinds
-    cotangents = [Key("cotangent", group, (v, node.op), mb) for v in chunk.diff_externals]
+    cotangents = [given._replace(item=(v, node.op)) for v in chunk.diff_externals]
     gradients = [_gradient_key(context, group, leaf, mb) for leaf in chunk.diff_state]
     crossing = [Key("crossing", group, (node.op, k), mb) for k in range(len(built.halves.crossing))]
     if node.PASS == "BI":
@@ -151,8 +161,18 @@ def _common_keys(context: Context, group: str, node: NodeId) -> list[Key]:
         *(Key("state", group, leaf) for leaf in chunk.state),
         *(batch_key(context, group, leaf) for leaf in chunk.batch),
         *([Key("key", group)] if chunk.uses_key else []),
-        *(Key("value", group, v, node.MB or 0) for v in chunk.externals),
+        *(
+            Key("value", group, v, node.MB or 0)
+            if context.dispatch_of(node.op) is None
+            else dispatched_key(group, node, v)
+            for v in chunk.externals
+        ),
     ]
+
+
+def dispatched_key(group: str, node: NodeId, value: int) -> Key:
+    """A value that enters or leaves a region, on the devices that hold its experts."""
+    return Key("dispatched", group, (value, node.op), node.MB or 0)
 
 
 def batch_key(context: Context, group: str, leaf: int) -> Key:
@@ -160,8 +180,9 @@ def batch_key(context: Context, group: str, leaf: int) -> Key:
     return Key("batch" if context.source.batch.specs[leaf].shape else "shared", group, leaf)
 
 
-def _contributions(context: Context, group: str, value: int, mb: int) -> list[Key]:
-    return [Key("cotangent", group, (value, giver), mb) for giver in context.cotangent_givers[value]]
+def cotangent_keys(context: Context, group: str, value: int, mb: int) -> tuple[Key, ...]:
+    """What adds up to the cotangent of a value: one from each operation that reads it."""
+    return tuple(Key("cotangent", group, (value, giver), mb) for giver in context.cotangent_givers[value])
 
 
 def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
@@ -190,6 +211,11 @@ def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
             return _spec(context.program.flat.avals[key.item])
         case "cotangent":
             return _spec(context.program.flat.avals[key.item[0]])
+        case "dispatched" | "dispatched_cotangent":
+            value, op = key.item
+            found = context.dispatch_of(op)
+            assert found is not None
+            return found.arrived(context.program.flat.avals[value])
         case "residual":
             op, k = key.item
             built = context.passes(op)

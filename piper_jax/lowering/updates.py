@@ -20,6 +20,7 @@ from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.shards import Shard, ShardEvaluation
 from piper_jax.lowering.slots import local_spec
+from piper_jax.tracing.local_experts import EXPERT_AXIS
 from piper_jax.tracing.optimizer_program import OptimizerProgram
 
 
@@ -176,31 +177,36 @@ class GroupUpdate:
     def _evaluation(
         self, program: OptimizerProgram, given: dict[int, Key], env: dict[Key, Any], k: int
     ) -> ShardEvaluation:
-        shards = {bucket: self._shard(o) for bucket, o in self.context.owned.items() if o.num_shards > 1}
+        divided = {b: o for b, o in self.context.owned.items() if o.is_divided and self.group in o.owners}
         names, elementwise = self.context.source.bucket_names, program.elementwise
 
         def shard_of(value: int) -> Shard | None:
             owner = program.owner[value]
-            if value not in elementwise.shards or owner is None or names[owner] not in shards:
+            if value not in elementwise.shards or owner is None or names[owner] not in divided:
                 return None
-            return shards[names[owner]] if self.group in self.context.owned[names[owner]].owners else None
+            return self._shard(divided[names[owner]], program.flat.avals[value].shape)
 
         values = dict(program.flat.consts)
         for value, key in given.items():
             if key in env:
                 shard = shard_of(value)
                 whole = shard is not None and not key.kind.endswith("_shard")
-                values[value] = shard.of(env[key]) if whole else env[key]
+                values[value] = shard.of_part(env[key]) if whole else env[key]
         received = self.exchanges.received([env[Key("gathered", self.group, r)] for r in range(k)])
         return ShardEvaluation(
             avals=program.flat.avals, shard_of=shard_of, combine=elementwise.combine, values=values, received=received
         )
 
-    def _shard(self, owned: Ownership) -> Shard:
+    def _shard(self, owned: Ownership, shape: Sequence[int]) -> Shard:
+        """What this device holds of an array; a single number of experts is on all of their devices."""
+        parts = owned.num_parts if shape else 1
+        part = jax.lax.axis_index(EXPERT_AXIS) if parts > 1 else 0
+        if owned.num_shards == 1:
+            return Shard(1, 0, parts, part)
         axes = tuple(axis for axis in owned.axes if axis != OWNER)
-        position = owned.owners.index(self.group) if self.group in owned.owners else 0
-        index = (jax.lax.axis_index(axes) if axes else 0) + position * (owned.num_shards // len(owned.owners))
-        return Shard(owned.num_shards, index)
+        first = owned.owners.index(self.group) * (owned.num_shards // len(owned.owners))
+        index = (jax.lax.axis_index(axes) if axes else 0) + first
+        return Shard(owned.num_shards, index, parts, part)
 
     def _final_atoms(self, program: OptimizerProgram) -> dict[Key, Any]:
         atoms = {
@@ -218,10 +224,10 @@ class GroupUpdate:
         """New parameters and optimizer leaves, in the form in which they are kept."""
         for key, atom in wanted.items():
             owned = self.context.owned_key(key)
-            if owned is not None and (self._sharded(key) is not None or key.kind.endswith("_shard")):
-                target = key if key.kind.endswith("_shard") else key.shard
-                value = found.part(atom, self._shard(owned))
-                env[target] = value.astype(self.context.whole_spec(key).dtype)
+            if owned is not None and (owned.is_divided or key.kind.endswith("_shard")):
+                target = key if owned.num_shards == 1 or key.kind.endswith("_shard") else key.shard
+                value = found.part(atom, self._shard(owned, self.context.logical_spec(key).shape)).astype(self.context.whole_spec(key).dtype)
+                env[target] = value.reshape(local_spec(self.context, target).shape)
             else:
                 env[key] = jnp.asarray(found.whole(atom))
         for collective in self.after:

@@ -12,7 +12,7 @@ from piper_jax.planning.registry import PHASES, Registered, find_strategy
 from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions, directive
 
 ZERO = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
-SCHEDULE = "1F1B"
+SCHEDULE, EXPERTS = "1F1B", "ExpertParallel"
 REPLICAS = ("data", "expert")
 MEMORY_OPTIMIZATIONS = {"activation_checkpointing": "ActivationCheckpointing"}
 
@@ -28,7 +28,8 @@ def compose(plan: Plan, strategy: object) -> Plan:
     """
     if not isinstance(strategy, Strategy):
         raise DirectiveError(f"{strategy!r} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...).")
-    named = [(item, find_strategy(item.name)) for item in _with_memory(_all_directives(strategy))]
+    wanted = _with_experts(plan, strategy, _with_memory(_all_directives(strategy)))
+    named = [(item, find_strategy(item.name)) for item in wanted]
     for item, registered in named:
         _require_known_options(item, registered)
     _require_one_schedule(named)
@@ -52,6 +53,18 @@ def _all_directives(strategy: Strategy) -> Sequence[Directive]:
         if item.name != name:
             raise DirectiveError(f"zero_stage={strategy.zero_stage} contradicts {item}.", help="name one ZeRO stage.")
     return strategy.directives if listed else (*strategy.directives, directive(name))
+
+
+def _with_experts(plan: Plan, strategy: Strategy, directives: Sequence[Directive]) -> Sequence[Directive]:
+    """The directives, with ``expert_parallel`` above 1 as the one that it is short for."""
+    if strategy.expert_parallel == 1 or any(item.name == EXPERTS for item in directives):
+        return directives
+    if all(op.EP is None for op in plan.dag.ops.values()):
+        raise DirectiveError(
+            f"expert_parallel={strategy.expert_parallel}, but the model has no expert region.",
+            help="wrap its experts in piper.expert_region, or use data_parallel.",
+        )
+    return (*directives, directive(EXPERTS))
 
 
 def _with_memory(directives: Sequence[Directive]) -> Sequence[Directive]:

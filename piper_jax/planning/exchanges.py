@@ -2,77 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axis_size
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Collective, Compute, DataEdge, Node
+from piper_jax.ir.nodes import Collective, Compute, DataEdge, Node, Way
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """The exchanges of one sharded node, with the values that each moves: sizes first, then the tokens."""
+
+    enter: dict[NodeId, dict[str, None]] = field(default_factory=dict)
+    leave: dict[NodeId, dict[str, None]] = field(default_factory=dict)
 
 
 def with_exchanges(dag: Dag) -> Dag:
     """Adds one all_to_all on the tensors that enter each sharded operation and one on those that leave it.
 
     Forward and backward, not BW; in the slot of the operation. What stays on the device (residuals, gradients) passes
-    straight. ::
+    straight. How many rows there are of each expert is moved by an exchange of its own, before the rows. ::
 
         F gate --> F experts --> F combine
         -->  F gate --> all_to_all enter experts --> F experts --> all_to_all leave experts --> F combine
     """
     around = {
-        name: (_exchange_id(name, "enter"), _exchange_id(name, "leave"))
-        for name, node in dag.nodes.items()
-        if isinstance(node, Compute) and _is_exchanged(dag, node)
+        name: _Around() for name, node in dag.nodes.items() if isinstance(node, Compute) and _is_exchanged(dag, node)
     }
     if not around:
         return dag
-    moved: dict[NodeId, dict[str, None]] = {}
     data: dict[tuple[NodeId, NodeId], dict[str, None]] = {}
     for edge in dag.data:
-        path = [edge.src, edge.dst]
-        if edge.src in around and _leaves(edge):
-            path.insert(1, around[edge.src][1])
-        if edge.dst in around and _leaves(edge):
-            path.insert(-1, around[edge.dst][0])
-        for src, dst in pairwise(path):
-            data.setdefault((src, dst), {}).update(dict.fromkeys(edge.values))
-        for collective in path[1:-1]:
-            moved.setdefault(collective, {}).update(dict.fromkeys(edge.values))
+        for value in edge.values:
+            path = [edge.src, edge.dst]
+            if edge.src in around and _leaves(edge):
+                path.insert(1, _moved(dag, around[edge.src].leave, edge.src, "leave", value))
+            if edge.dst in around and _leaves(edge):
+                path.insert(-1, _moved(dag, around[edge.dst].enter, edge.dst, "enter", value))
+            for src, dst in pairwise(path):
+                data.setdefault((src, dst), {})[value] = None
     nodes: dict[NodeId, Node] = {}
     for name, node in dag.nodes.items():
-        enter, leave = around.get(name, (None, None))
-        for part in (enter, name, leave):
-            if part == name:
-                nodes[name] = node
-            elif part is not None and part in moved:
-                nodes[part] = _exchange(dag, node, part, moved[part])
-    slots = tuple(replace(slot, nodes=_joined(slot.nodes, around, nodes)) for slot in dag.slots)
+        for part in _parts(name, around):
+            nodes[part] = node if part == name else _exchange(dag, node, part, around[name])
+    data.update(_after_sizes(dag, around))
+    slots = tuple(replace(slot, nodes=tuple(p for n in slot.nodes for p in _parts(n, around))) for slot in dag.slots)
     edges = tuple(DataEdge(src, dst, tuple(values)) for (src, dst), values in data.items())
     return replace(dag, nodes=nodes, data=edges, slots=slots)
 
 
-def _exchange_id(node: NodeId, way: str) -> NodeId:
-    return node._replace(op=f"all_to_all {way} {node.op}")
+def _moved(dag: Dag, found: dict[NodeId, dict[str, None]], node: NodeId, way: Way, value: str) -> NodeId:
+    """The exchange that moves a value, which is added to it."""
+    what = "sizes " if _is_sizes(dag, node, value) else ""
+    name = node._replace(op=f"all_to_all {what}{way} {node.op}")
+    found.setdefault(name, {})[value] = None
+    return name
 
 
-def _exchange(dag: Dag, node: Node, name: NodeId, values: Mapping[str, None]) -> Collective:
+def _is_sizes(dag: Dag, node: NodeId, value: str) -> bool:
+    """Whether a value says how many rows are of each expert."""
+    known = dag.values.get(value)
+    bounded = dag.ops[node.op].row_bound is not None
+    return bounded and known is not None and len(known.shape) == 1 and "int" in known.dtype
+
+
+def _parts(name: NodeId, around: Mapping[NodeId, _Around]) -> Sequence[NodeId]:
+    found = around.get(name)
+    if found is None:
+        return (name,)
+    return (*sorted(found.enter, key=_is_payload), name, *found.leave)
+
+
+def _is_payload(name: NodeId) -> bool:
+    return not name.op.startswith("all_to_all sizes")
+
+
+def _after_sizes(dag: Dag, around: Mapping[NodeId, _Around]) -> dict[tuple[NodeId, NodeId], dict[str, None]]:
+    """Rows are packed by how many there are: every exchange of rows reads the sizes too, of the forward pass."""
+    found: dict[tuple[NodeId, NodeId], dict[str, None]] = {}
+    for name, own in around.items():
+        forward = around[name._replace(PASS="F")].enter
+        for sizes in (n for n in forward if not _is_payload(n)):
+            for rows in (n for n in (*own.enter, *own.leave) if _is_payload(n)):
+                found[sizes, rows] = dict(forward[sizes])
+    return found
+
+
+def _exchange(dag: Dag, node: Node, name: NodeId, around: _Around) -> Collective:
     op = dag.ops[node.id.op]
-    axis = op.shard_axis or ""
+    way: Way = "enter" if name in around.enter else "leave"
+    values = around.enter[name] if way == "enter" else around.leave[name]
     return Collective(
-        id=name, group=node.group, stream=op.shard_stream, kind="all_to_all", axes=(axis,), values=tuple(values)
-    )
-
-
-def _joined(
-    nodes: tuple[NodeId, ...], around: Mapping[NodeId, tuple[NodeId, NodeId]], existing: Mapping[NodeId, Node]
-) -> tuple[NodeId, ...]:
-    joined: list[NodeId] = []
-    for node in nodes:
-        enter, leave = around.get(node, (None, None))
-        joined += [part for part in (enter, node, leave) if part is not None and part in existing]
-    return tuple(joined)
+        id=name, group=node.group, stream=op.shard_stream, kind="all_to_all", axes=(op.shard_axis or "",),
+        values=tuple(values), around=op.name, way=way,
+    )  # fmt: skip
 
 
 def _is_exchanged(dag: Dag, node: Compute) -> bool:

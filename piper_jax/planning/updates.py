@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 
 from piper_jax.ir.dag import Coupling, Dag
-from piper_jax.ir.device_groups import axes_of, joint_group
+from piper_jax.ir.device_groups import joint_group
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, CollectiveKind, DataEdge, DeviceGroup, Node, OrderEdge, Update, Value
 from piper_jax.ir.ownership import Ownership, ownerships
@@ -91,7 +91,7 @@ def bundles(
 
 
 def _kept(o: Ownership) -> tuple[object, ...]:
-    return o.owners, o.axes, o.replication, o.elementwise
+    return o.owners, o.axes, o.num_parts, o.replication, o.elementwise
 
 
 def trainable_bytes(dag: Dag, bucket: str) -> int:
@@ -188,7 +188,7 @@ def _rounds(dag: Dag, owned: Mapping[str, Ownership]) -> dict[str, int]:
 def _is_exchanged(dag: Dag, owned: Mapping[str, Ownership], coupling: Coupling) -> bool:
     """Whether the coupled buckets lie on several groups, or in shards on several devices."""
     inside = [owned[b] for b in coupling.buckets if b in owned]
-    return len(_coupled(owned, coupling.buckets)) > 1 or any(_is_sharded(dag, o) for o in inside)
+    return len(_coupled(owned, coupling.buckets)) > 1 or any(o.is_divided for o in inside)
 
 
 def _coupled(owned: Mapping[str, Ownership], buckets: Iterable[str]) -> list[str]:
@@ -221,14 +221,6 @@ def _couple(dag: Dag, new: Additions, owned: Mapping[str, Ownership], rounds: Ma
         new.nodes[node.id] = node
         new.data += (DataEdge(before, node.id, (value,)) for before in befores)
         new.data += (DataEdge(node.id, after, (value,)) for after in afters)
-
-
-def _is_sharded(dag: Dag, o: Ownership) -> bool:
-    """Whether devices of the owners hold different parts of the bucket's gradients or optimizer state."""
-    if o.num_shards > 1 and o.elementwise:
-        return True
-    axes = {op.shard_axis for op in dag.ops.values() if o.bucket in op.reads} - {None}
-    return any(size > 1 for axis, size in axes_of(o.group) if axis in axes)
 
 
 def _gather_updated(dag: Dag, new: Additions, owned: Mapping[str, Ownership], rounds: Mapping[str, int]) -> None:

@@ -14,10 +14,10 @@ def follow(plan: Plan, other: Plan) -> Plan:
       plan: a finished plan.
       other: a fresh trace of another function of the same parameters.
     """
-    stage_units: dict[int, set[int]] = {}
+    places, stage_units = plan.source.units.places, dict[int, set[int]]()
     for op in plan.dag.ops.values():
-        stage_units.setdefault(op.PP or 0, set()).update(op.units)
-    num_units = len({u for op in other.dag.ops.values() for u in op.units})
+        stage_units.setdefault(op.PP or 0, set()).update(places[u].PP for u in op.units)
+    num_units = len({op.PP for op in other.dag.ops.values()})
     if num_units == sum(map(len, stage_units.values())):
         other = other.cut(stages=[tuple(sorted(stage_units[s])) for s in sorted(stage_units)])
     else:

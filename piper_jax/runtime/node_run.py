@@ -14,7 +14,7 @@ import numpy as np
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.collectives import StateCollective
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.executable import Lowering
+from piper_jax.lowering.executable import Lowering, Member
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.local_program import LocalProgram
@@ -160,9 +160,8 @@ class _Alone:
                 wanted = wanted.difference(single.writes).union(single.reads)
         return found[::-1], target
 
-    def member(self, node: NodeId) -> Step | StateCollective:
-        collective = self.lowering.collectives.get(node)
-        return collective or step(self.context, str(self.context.dag.nodes[node].group), node, set())
+    def member(self, node: NodeId) -> Member:
+        return self.lowering.member(node, set())
 
     def alone(self, node: NodeId, *, with_sums: bool) -> Instruction:
         """One node; sums over microbatches (gradients, metrics) start at zero, so that they are its own share."""

@@ -127,7 +127,8 @@ def _sample(context: Context, registers: Mapping[Key, Any], memory: Mapping[str,
     for key, array in registers.items():
         kind = "activations" if key.kind in _ACTIVATIONS else _MEMORY_KIND.get(key.kind.removesuffix("_shard"))
         if kind is not None:
-            share = context.replicas if key.layout == "stacked" else 1
+            layout = context.layout(key)
+            share = context.replicas if layout == "stacked" else context.parts_of(key) if layout == "experts" else 1
             size = sizes[key.group]
             size[kind] = size.get(kind, 0) + array.nbytes // share
     for group, size in sizes.items():

@@ -109,4 +109,4 @@ def _array(value: Any) -> Any:
 
 
 def _targets(context: Context, keys: Sequence[Key]) -> list[Any]:
-    return [context.meshes[k.group].shardings[k.layout] for k in keys]
+    return [context.meshes[k.group].shardings[context.layout(k)] for k in keys]

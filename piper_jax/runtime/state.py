@@ -50,7 +50,7 @@ class StateLayout:
         key, clock = jax.random.key(seed), np.zeros((), np.int32)
         single = {"key": key, "step": clock}
         arrays = [single[k.kind] if k.kind in single else self._part(k, by_kind) for k in self.keys]
-        targets = [self.context.meshes[k.group].shardings[k.layout] for k in self.keys]
+        targets = [self.context.meshes[k.group].shardings[self.context.layout(k)] for k in self.keys]
         return TrainState(tuple(jax.device_put(a, t, may_alias=False) for a, t in zip(arrays, targets, strict=True)))
 
     def _part(self, key: Key, by_kind: Mapping[str, Sequence[Any]]) -> Any:
@@ -59,7 +59,8 @@ class StateLayout:
         if not key.kind.endswith("_shard"):
             return value
         first = self.context.first_shard(key)
-        return to_rows(value, self.context.shards_of(key))[first : first + self.context.replicas]
+        rows = to_rows(value, self.context.shards_of(key), self.context.parts_of(key))
+        return rows[first : first + self.context.replicas]
 
     def registers(self, state: TrainState) -> dict[Key, jax.Array]:
         """The arrays of ``state`` by key.
@@ -89,7 +90,7 @@ class StateLayout:
     @cached_property
     def _shapes(self) -> tuple[tuple[int, ...], ...]:
         found = ((key, local_spec(self.context, key).shape) for key in self.keys)
-        return tuple((self.context.replicas, *s) if key.layout == "stacked" else s for key, s in found)
+        return tuple(self.context.register_shape(key, shape) for key, shape in found)
 
     def leaves(self, state: TrainState, kind: str, count: int, device: Any) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
@@ -103,7 +104,7 @@ class StateLayout:
             return jax.device_put(_private(registers[key]), sharding)
         parts = (a for k, a in registers.items() if (k.kind, k.item) == (key.kind, key.item))
         rows = jnp.concatenate([jax.device_put(a, sharding) for a in parts])
-        return from_rows(rows, self.context.whole_spec(key).shape)
+        return from_rows(rows, self.context.logical_spec(key).shape, self.context.parts_of(key))
 
 
 def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateLayout:

@@ -275,7 +275,7 @@ class Train:
         given = dict(registers)
         for key in ready.executor.inputs:
             if key not in given and (key.kind, key.item) in anywhere:
-                target = ready.context.meshes[key.group].shardings[key.layout]
+                target = ready.context.meshes[key.group].shardings[ready.context.layout(key)]
                 given[key] = layout.whole(registers, anywhere[key.kind, key.item], target)
         return given
 

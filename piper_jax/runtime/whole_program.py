@@ -139,7 +139,7 @@ class WholeProgram:
         chunk_of_unit = {u: name for name, op in self.context.dag.ops.items() for u in op.units}
         home = {v: name for name, chunk in self.context.chunk_of.items() for v in chunk.exports}
         eqns = []
-        for eqn, unit in zip(self.context.program.flat.eqns, self.context.source.units, strict=True):
+        for eqn, unit in zip(self.context.program.flat.eqns, self.context.source.units.of_eqn, strict=True):
             here = chunk_of_unit.get(unit) if unit is not None else None
             inputs = tuple(
                 -1 - a if isinstance(a, int) and a in smooth and here is not None and home[a] != here else a
@@ -158,7 +158,7 @@ class WholeProgram:
         if whole is not None:
             return self._local(self.registers[whole])
         rows = jnp.concatenate([self._local(self.registers[k]) for k in held])
-        return from_rows(rows, self.context.whole_spec(held[0]).shape)
+        return from_rows(rows, self.context.logical_spec(held[0]).shape, self.context.parts_of(held[0]))
 
     def _seed(self) -> Any:
         return next((self._local(v) for k, v in self.registers.items() if k.kind == "seed"), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 from piper_jax.errors import AnnotationError, suggest
-from piper_jax.tracing.flat import REPLICA_MEAN
+from piper_jax.tracing.flat import BOUND, REPLICA_MEAN, THOUSANDTHS
 
 REGION_TAGS = ("PP", "EP")
 DEGREES = (
@@ -89,22 +90,37 @@ def annotate(tag: str | None = None, /, **degrees: int) -> Any:
     return decorate
 
 
-def expert_region(fn: Callable[..., Any], expert_dim: int = 0) -> Callable[..., Any]:
-    """Marks ``fn`` as the experts of a mixture: dispatched tensors in and out only, ``[experts, capacity, dim]``.
+def expert_region(
+    fn: Callable[..., Any], expert_dim: int = 0, *, row_bound: float | None = None
+) -> Callable[..., Any]:
+    """Marks ``fn`` as the experts of a mixture: dispatched tensors in and out only.
+
+    Under ``expert_parallel`` each device holds some of the experts, and gets what every other device dispatched to
+    them. Results do not depend on it: each slice's tensors are what they are on one device.
 
     Args:
-      fn: applies all experts; its array arguments and results have the experts on dimension ``expert_dim``.
-      expert_dim: that dimension, 0 by default.
+      fn: applies all experts to ``[experts, capacity, ...]``; its parameters have the experts on dimension 0 too. With
+        ``row_bound`` it takes rows ``[rows, ...]`` sorted by expert, and ``sizes [experts]``, how many are of each, as
+        ``jax.lax.ragged_dot`` does, and treats every row by itself.
+      expert_dim: the dimension of the experts, 0.
+      row_bound: for rows: how many of a slice's rows one device takes, as a multiple of an equal share; buffers have
+        that size, and more rows are an error. ``math.inf``: room for all.
 
     Returns:
       A function that computes the same, inside a region with tag EP.
+
+    Raises:
+      AnnotationError: another ``expert_dim``, or a bound that is not above 0.
     """
     if expert_dim != 0:
         raise AnnotationError(f"expert_region(expert_dim={expert_dim})", help="transpose so that experts come first")
+    if row_bound is not None and not (isinstance(row_bound, int | float) and row_bound > 0):
+        raise AnnotationError(f"expert_region(row_bound={row_bound!r})", help="a number above 0, such as 1.5")
+    mark = None if row_bound is None else 0 if math.isinf(row_bound) else max(1, round(row_bound * THOUSANDTHS))
 
     @functools.wraps(fn)
     def region(*args: Any, **kwargs: Any) -> Any:
-        with _Region("EP"):
+        with _Region("EP"), jax.named_scope(f"piper:{BOUND}#{mark}") if mark is not None else contextlib.nullcontext():
             return fn(*args, **kwargs)
 
     return region

@@ -15,6 +15,7 @@ from piper_jax import _jax_compat
 Atom = int | core.Literal
 MARK = re.compile(r"piper:(?P<tag>[A-Z]+)#(?P<mark>\d+)")
 REPLICA_MEAN = "mean_over_replicas"
+BOUND, THOUSANDTHS = "BOUND", 1000  # a mark that is a number: thousandths of a bound, 0 for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piper_jax.tracing.chunk import Chunk
+from piper_jax.tracing.expert_units import Unit
 from piper_jax.tracing.flat import FlatEqn
 from piper_jax.tracing.model_state import ModelState
 
@@ -29,21 +30,41 @@ def _unique(name: str, taken: Mapping[str, Any] | set[str]) -> str:
     return next(f"{name}#{k}" for k in range(2, len(taken) + 3) if f"{name}#{k}" not in taken)
 
 
-def unit_names(state: ModelState, parts: Sequence[Chunk], eqns: Sequence[Sequence[FlatEqn]]) -> list[str]:
-    """Module paths of the leaves that a unit alone reads, or of its scopes, or its number."""
+def unit_names(
+    state: ModelState, parts: Sequence[Chunk], eqns: Sequence[Sequence[FlatEqn]], places: Sequence[Unit]
+) -> list[str]:
+    """Module paths of the leaves that a unit alone reads, or of its scopes, or its number.
+
+    Experts have the whole path that their leaves share; what follows them in their pipeline unit combines them.
+    """
     count: dict[int, int] = {}
     for part in parts:
         for leaf in part.state:
             count[leaf] = count.get(leaf, 0) + 1
     names: list[str] = []
     for unit, part in enumerate(parts):
-        own = [leaf for leaf in part.state if count[leaf] == 1] or list(part.state)
+        alone = [leaf for leaf in part.state if count[leaf] == 1]
+        own = alone or list(part.state)
+        if places[unit].EP is not None and own:
+            names.append(_unique(_shared_path([state.leaves[leaf].path for leaf in own]), set(names)))
+            continue
+        if places[unit].depth and not alone:
+            first = next(k for k, place in enumerate(places) if place.PP == places[unit].PP)
+            names.append(_unique(f"{names[first]}.combine", set(names)))
+            continue
         roots = list(dict.fromkeys(_module_root(state.leaves[leaf].path) for leaf in own))
         if not roots:
             roots = list(dict.fromkeys(e.path.split(".")[0] for e in eqns[unit] if e.path))
         label = "+".join(roots[:2]) + ("+..." if len(roots) > 2 else "") if roots else f"unit{unit}"
         names.append(_unique(label, set(names)))
     return names
+
+
+def _shared_path(paths: Sequence[str]) -> str:
+    """The module that holds all leaves."""
+    split = [[p for p in path.split(".") if p != "params"] for path in paths]
+    shared = [words[0] for words in zip(*split, strict=False) if len(set(words)) == 1]
+    return ".".join(shared if len(shared) < len(split[0]) else shared[:-1]) or paths[0]
 
 
 def _module_root(path: str) -> str:

@@ -6,7 +6,7 @@ are computed again in the backward pass, so that only activations are kept betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,9 @@ import jax.numpy as jnp
 
 from piper_jax.tracing.backward_split import Halves, split_backward
 from piper_jax.tracing.chunk import Chunk
+from piper_jax.tracing.dispatch import Dispatch
 from piper_jax.tracing.flat import Atom, Flat, flatten, read
+from piper_jax.tracing.local_experts import EXPERT_AXIS
 from piper_jax.tracing.loss_program import LossProgram
 
 SEEDS = ("loss", "total", "extra")
@@ -44,15 +46,18 @@ class Passes:
     num_residuals: int
 
 
-def passes(program: LossProgram, chunk: Chunk, remat: str | None = None) -> Passes:
+def passes(
+    program: LossProgram, chunk: Chunk, remat: str | None = None, experts: Dispatch | None = None
+) -> Passes:
     """Builds the passes of ``chunk`` at the batch size of ``program``; traces, computes nothing.
 
     Args:
       remat: the name of a policy in ``jax.checkpoint_policies``: only what it allows is kept from F for B.
+      experts: of an expert region on the experts of one device: parameters, externals and exports are as it says.
     """
     kinds = tuple(k for k in SEEDS if any(program.terms[i][0] == k for i in chunk.terms))
-    function = _ChunkFunction(program, chunk, kinds, remat)
-    evaluate = flatten(jax.make_jaxpr(function.outputs)(*function.specs))
+    function = _ChunkFunction(program, chunk, kinds, remat, experts)
+    evaluate = flatten(function.traced(function.outputs)(*function.specs))
     if not chunk.has_backward:
         return Passes(
             chunk=chunk,
@@ -67,22 +72,37 @@ def passes(program: LossProgram, chunk: Chunk, remat: str | None = None) -> Pass
 
 
 class _ChunkFunction:
-    def __init__(self, program: LossProgram, chunk: Chunk, kinds: tuple[str, ...], remat: str | None):
-        self.program, self.chunk, self.kinds, self.remat = program, chunk, kinds, remat
+    def __init__(
+        self,
+        program: LossProgram,
+        chunk: Chunk,
+        kinds: tuple[str, ...],
+        remat: str | None,
+        experts: Dispatch | None,
+    ):
+        self.program, self.chunk, self.kinds, self.remat, self.experts = program, chunk, kinds, remat, experts
         self.ids = [
             *(program.state_input(i) for i in chunk.state),
             *(program.batch_input(i) for i in chunk.batch),
             *([program.key_input] if chunk.uses_key else []),
             *chunk.externals,
         ]
-        avals = program.flat.avals
-        self.specs = [jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype) for v in self.ids]
+        self.parameters = {program.state_input(i) for i in chunk.state}
+        self.specs = [self.aval(v) for v in self.ids]
         differentiable = {*(program.state_input(i) for i in chunk.diff_state), *chunk.diff_externals}
         self.diff = [k for k, v in enumerate(self.ids) if v in differentiable]
 
+    def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Like ``jax.make_jaxpr``, with the mesh axis of the experts where there is one."""
+        axes = [(EXPERT_AXIS, self.experts.num_parts)] if self.experts is not None else None
+        return jax.make_jaxpr(function, axis_env=axes)
+
     def environment(self, inputs: Sequence[Any]) -> dict[int, Any]:
-        flat = self.program.flat
-        env = {**flat.consts, **dict(zip(self.ids, inputs, strict=True))}
+        flat, given = self.program.flat, dict(zip(self.ids, inputs, strict=True))
+        if self.experts is not None:
+            state, entered = ({v: a for v, a in given.items() if (v in self.parameters) is s} for s in (True, False))
+            return self.experts.evaluate(flat, self.chunk, state, entered)
+        env = {**flat.consts, **given}
         flat.run((flat.eqns[i] for i in self.chunk.eqns), env)
         return env
 
@@ -123,7 +143,7 @@ class _ChunkFunction:
             treedef.append(tree)
             return [*outputs, *leaves]
 
-        full = flatten(jax.make_jaxpr(forward)(*self.specs))
+        full = flatten(self.traced(forward)(*self.specs))
         num_outputs = len(evaluate.outputs)
         residuals = full.outputs[num_outputs:]
         saved, recomputed = self.partition(full, residuals)
@@ -139,7 +159,7 @@ class _ChunkFunction:
             return self.reordered(pullback(list(cotangents)))
 
         kept = [jax.ShapeDtypeStruct(full.avals[v].shape, full.avals[v].dtype) for v in saved]
-        back = flatten(jax.make_jaxpr(backward)(self.specs, kept, smooth), open_remat=True).without_dead_code()
+        back = flatten(self.traced(backward)(self.specs, kept, smooth), open_remat=True).without_dead_code()
         return Passes(
             chunk=self.chunk,
             kinds=self.kinds,
@@ -152,7 +172,9 @@ class _ChunkFunction:
 
     def aval(self, value: int) -> jax.ShapeDtypeStruct:
         aval = self.program.flat.avals[value]
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        if self.experts is None:
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        return self.experts.state(aval) if value in self.parameters else self.experts.arrived(aval)
 
     def reordered(self, gradients: Sequence[Any]) -> list[Any]:
         """Cotangents of externals first, then gradients of state."""

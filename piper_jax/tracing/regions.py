@@ -61,9 +61,11 @@ def _pipeline_region(eqn: FlatEqn) -> RegionKey | None:
 
 def _refuse_hidden_regions(eqn: FlatEqn) -> None:
     for inner in _inner_jaxprs(eqn.eqn.params):
-        if any("piper:PP#" in str(e.source_info.name_stack) for e in inner.eqns):
+        names = [str(e.source_info.name_stack) for e in inner.eqns]
+        if found := [tag for tag in ("PP", "EP") if any(f"piper:{tag}#" in name for name in names)]:
+            what = 'annotate("PP")' if found[0] == "PP" else "an expert region"
             raise TraceError(
-                f'annotate("PP") inside `{eqn.name}` at {eqn.path or "the loss function"} cannot be cut yet.',
+                f"{what} inside `{eqn.name}` at {eqn.path or 'the loss function'} cannot be cut yet.",
                 help="move the region around the whole loop or checkpointed function, or write the layers as a list.",
             )
 
@@ -162,9 +164,14 @@ class _Graph:
             near = crossing[first : max(last, position) + 1]
             inside = _TINY * flops[-1] < flops[position] < (1 - _TINY) * flops[-1]
             advances = position + 1 < len(flops) and flops[position + 1] > flops[position]
-            if inside and advances and crossing[position] <= near[near > 0].min(initial=np.inf):
+            if inside and advances and not self._in_one_region(position) and crossing[position] <= near[near > 0].min(initial=np.inf):
                 unit += 1
         return _renumbered(units)
+
+    def _in_one_region(self, position: int) -> bool:
+        """Whether an activation equation and the next one lie in the same expert region."""
+        here, after = (self.flat.eqns[self.fixed[k]].regions for k in (position, position + 1))
+        return any(key.tag == "EP" and key in after for key in here)
 
     def _crossing_bytes(self) -> np.ndarray:
         """Bytes of the values alive between each activation equation and the next."""

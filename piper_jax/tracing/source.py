@@ -9,6 +9,7 @@ from typing import Any
 
 from piper_jax.errors import TraceError
 from piper_jax.tracing.chunk import chunks
+from piper_jax.tracing.expert_units import Units
 from piper_jax.tracing.flat import Flat
 from piper_jax.tracing.loss_program import BatchLayout, LossProgram, trace_loss
 from piper_jax.tracing.model_state import ModelState
@@ -22,7 +23,7 @@ class Source:
 
     Attributes:
       program: the loss at the global batch size.
-      units: the unit of each of its equations, None where it roams.
+      units: of its equations.
       bucket_leaves: indices of the state leaves of each bucket.
       values: names of ``Dag.values`` -> values of the flat program.
       optimizer: the partitioned update, None for plans that only evaluate.
@@ -33,7 +34,7 @@ class Source:
     state: ModelState
     batch: BatchLayout
     program: LossProgram
-    units: tuple[int | None, ...]
+    units: Units
     bucket_leaves: Mapping[str, tuple[int, ...]]
     values: Mapping[str, int]
     optimizer: OptimizerProgram | None
@@ -57,7 +58,7 @@ class Source:
         """
         known: dict[Any, dict[str, Any]] = {}
         costs = []
-        for part, (_, policy) in zip(chunks(self.program, self.units, [u for u, _ in ops]), ops, strict=True):
+        for part, (_, policy) in zip(chunks(self.program, self.units.of_eqn, [u for u, _ in ops]), ops, strict=True):
             alike = signature(self.program, part), policy
             if alike not in known:
                 known[alike] = unit_costs(self.program, part, policy)

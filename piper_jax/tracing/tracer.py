@@ -13,6 +13,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Bucket, Compute, DataEdge, Op, OrderEdge, Update, Value
 from piper_jax.planning import Plan
 from piper_jax.tracing.chunk import Chunk, chunks
+from piper_jax.tracing.expert_units import Units, divided_at_experts
 from piper_jax.tracing.flat import Atom, FlatEqn
 from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, batch_layout, trace_loss
 from piper_jax.tracing.model_state import ModelState, model_state, nbytes
@@ -63,14 +64,13 @@ def trace(
     doubled = trace_loss(loss_fn, state, layout, 2 * layout.size, forward_only=forward_only)
     batch_dims = _batch_dims(program, matched(program, doubled, 2 * layout.size))
     program = replace(program, metrics=_reductions(program, doubled, batch_dims))
-    units = assign_units(program)
-    num_units = max((u for u in units if u is not None), default=-1) + 1
-    if not num_units:
+    units = divided_at_experts(program, assign_units(program))
+    if not units.places:
         raise TraceError(
             "trace: nothing in the loss depends on both the parameters and the batch.",
             help="the loss function must use its first two arguments.",
         )
-    parts = chunks(program, units, [[u] for u in range(num_units)])
+    parts = chunks(program, units.of_eqn, [[u] for u in range(len(units.places))])
     return _Assembly(loss_fn, state, layout, program, units, parts, batch_dims, optimizer, forward_only).plan()
 
 
@@ -110,14 +110,16 @@ class _Assembly:
     state: ModelState
     layout: Any
     program: LossProgram
-    units: tuple[int | None, ...]
+    units: Units
     parts: Sequence[Chunk]
     batch_dims: tuple[int | None, ...]
     optimizer: Any
     forward_only: bool
 
     def plan(self) -> Plan:
-        names = unit_names(self.state, self.parts, [self._unit_eqns(u) for u in range(len(self.parts))])
+        names = unit_names(
+            self.state, self.parts, [self._unit_eqns(u) for u in range(len(self.parts))], self.units.places
+        )
         readers = self._readers(names)
         leaves_of = bucket_leaves(self.state, readers)
         bucket_names = tuple(b for b, leaves in leaves_of.items() if self.state.leaves[leaves[0]].kind == "trainable")
@@ -126,7 +128,7 @@ class _Assembly:
         ops = self._ops(names, leaves_of)
         dag = Dag(
             nodes=self._nodes(ops, () if self.forward_only else bucket_names),
-            data=tuple(self._edges(names, leaves_of, value_names)),
+            data=tuple(self._edges(ops, leaves_of, value_names)),
             order=() if self.forward_only else tuple(self._update_order(ops, bucket_names, leaves_of)),
             ops=ops,
             values=self._values(names, leaves_of, value_names, ops),
@@ -134,15 +136,15 @@ class _Assembly:
             couplings=_couplings(update, bucket_names) if update else (),
         )
         source = Source(
-            loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
-            bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
+            loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program,
+            units=self.units, bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
             bucket_names=bucket_names, fingerprint=fingerprint(self.program.flat, self.state, update),
             forward_only=self.forward_only,
         )  # fmt: skip
         return Plan(dag=dag, history=(), source=source)
 
     def _unit_eqns(self, unit: int) -> list[FlatEqn]:
-        return [self.program.flat.eqns[i] for i, u in enumerate(self.units) if u == unit]
+        return [self.program.flat.eqns[i] for i, u in enumerate(self.units.of_eqn) if u == unit]
 
     def _readers(self, names: Sequence[str]) -> list[tuple[str, ...]]:
         """For each state leaf, the operations that read it; unread leaves live with the first."""
@@ -181,9 +183,9 @@ class _Assembly:
             reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & set(part.state)]
             unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
             ops[name] = Op(
-                name=name, units=(unit,), PP=unit, path=name, source=_first_line(own),
+                name=name, units=(unit,), PP=self.units.places[unit].PP, EP=self.units.places[unit].EP, path=name, source=_first_line(own),
                 reads=(*reads, *unread),
-                batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
+                row_bound=self.units.places[unit].bound, batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
                 has_backward=part.has_backward and not self.forward_only,
                 needs_weight=isinstance(self.program.weight, int)
                 and any(self.program.terms[t][0] == "total" for t in part.terms),
@@ -192,8 +194,8 @@ class _Assembly:
         return ops
 
     def _nodes(self, ops: Mapping[str, Op], updates: Iterable[str]) -> dict[NodeId, Any]:
-        forward = [NodeId(op.name, "F", PP=op.PP) for op in ops.values()]
-        backward = [NodeId(op.name, "B", PP=op.PP) for op in reversed(ops.values()) if op.has_backward]
+        forward = [_node(op, "F") for op in ops.values()]
+        backward = [_node(op, "B") for op in reversed(ops.values()) if op.has_backward]
         nodes: dict[NodeId, Any] = {i: Compute(id=i) for i in (*forward, *backward)}
         for bucket in updates:
             node = NodeId(f"update {bucket}", "U")
@@ -202,13 +204,13 @@ class _Assembly:
 
     def _edges(
         self,
-        names: Sequence[str],
+        ops: Mapping[str, Op],
         bucket_leaves: Mapping[str, tuple[int, ...]],
         values: Mapping[int, str],
     ) -> Iterable[DataEdge]:
         home = {v: k for k, part in enumerate(self.parts) for v in part.exports}
-        forward = [NodeId(name, "F", PP=k) for k, name in enumerate(names)]
-        backward = [NodeId(name, "B", PP=k) for k, name in enumerate(names)]
+        forward = [_node(op, "F") for op in ops.values()]
+        backward = [_node(op, "B") for op in ops.values()]
         for k, part in enumerate(self.parts):
             for source, found in _grouped((home[v], v) for v in part.externals).items():
                 yield DataEdge(forward[source], forward[k], tuple(values[v] for v in found))
@@ -217,7 +219,7 @@ class _Assembly:
         for k, part in reversed(list(enumerate(self.parts))):
             if not part.has_backward:
                 continue
-            yield DataEdge(forward[k], backward[k], (f"residuals {names[k]}",))
+            yield DataEdge(forward[k], backward[k], (f"residuals {forward[k].op}",))
             for source, found in _grouped((home[v], v) for v in part.diff_externals).items():
                 yield DataEdge(backward[k], backward[source], tuple(f"d {values[v]}" for v in found))
             for bucket, leaves in bucket_leaves.items():
@@ -229,7 +231,7 @@ class _Assembly:
     ) -> Iterable[OrderEdge]:
         """Whoever reads a bucket without giving it a gradient still reads before it is updated."""
         for op, part in zip(ops.values(), self.parts, strict=True):
-            last = NodeId(op.name, "B" if op.has_backward else "F", PP=op.PP)
+            last = _node(op, "B" if op.has_backward else "F")
             for bucket in bucket_names:
                 gives = op.has_backward and set(bucket_leaves[bucket]) & set(part.diff_state)
                 if bucket in op.reads and not gives:
@@ -281,6 +283,10 @@ class _Assembly:
             )
             for name, leaves in bucket_leaves.items()
         }  # fmt: skip
+
+
+def _node(op: Op, PASS: str) -> NodeId:
+    return NodeId(op.name, PASS, PP=op.PP, EP=op.EP)
 
 
 def _first_line(eqns: Iterable[FlatEqn]) -> str:
