@@ -47,11 +47,7 @@ class Lowering:
         dag = self.context.dag
         order = fuse(dag, dispatch_order(dag), self._is_lowered, self._is_member)
         begun: set[Key] = set()
-        steps = {
-            slot: [self.member(n, begun) for n in slot.nodes]
-            for slot in order
-            if self._is_member(slot.nodes[0])
-        }
+        steps = {slot: [self.member(n, begun) for n in slot.nodes] for slot in order if self._is_member(slot.nodes[0])}
         readers = self._outside_readers(order, steps)
         body = [i for slot in order for i in self._lower(slot, steps, readers)]
         metrics = dict.fromkeys(k for found in steps.values() for s in found for k in s.writes if k.kind == "metric")
@@ -93,9 +89,7 @@ class Lowering:
             return found.when == "slot" and found.group in self.context.meshes
         return node in self.exchanges or isinstance(self.context.dag.nodes[node], Compute)
 
-    def _outside_readers(
-        self, order: Sequence[Slot], steps: Mapping[Slot, Sequence[Member]]
-    ) -> dict[Key, set[int]]:
+    def _outside_readers(self, order: Sequence[Slot], steps: Mapping[Slot, Sequence[Member]]) -> dict[Key, set[int]]:
         """For each key, the positions in ``order`` that read it, not counting the slot that writes it."""
         readers: dict[Key, set[int]] = {}
         for position, slot in enumerate(order):
@@ -140,9 +134,7 @@ class Lowering:
             case _:
                 return
 
-    def _slot_instruction(
-        self, slot: Slot, steps: Sequence[Member], readers: dict[Key, set[int]]
-    ) -> Instruction:
+    def _slot_instruction(self, slot: Slot, steps: Sequence[Member], readers: dict[Key, set[int]]) -> Instruction:
         written: dict[Key, None] = {}
         reads: dict[Key, None] = {}
         for s in steps:

@@ -30,6 +30,8 @@ class TokenExchange:
 
     Attributes:
       sources: for each array that is written, the keys whose sum it is.
+      arrays: what is written, from one of ``sources`` each.
+      excess: for rows that enter in a forward pass: the most that found no room are kept there.
       sizes: for rows, the keys of how many are of each expert: here, and of all sources for the experts here.
     """
 
@@ -39,14 +41,19 @@ class TokenExchange:
     way: Way
     dispatch: Dispatch
     sources: tuple[tuple[Key, ...], ...]
-    writes: tuple[Key, ...]
+    arrays: tuple[Key, ...]
     sizes: tuple[Key, Key] | None
+    excess: Key | None
     chain: str
 
     @property
     def reads(self) -> tuple[Key, ...]:
-        needed = self.sizes or ()
+        needed = (*(self.sizes or ()), *((self.excess,) if self.excess else ()))
         return tuple(dict.fromkeys((*(k for found in self.sources for k in found), *needed)))
+
+    @property
+    def writes(self) -> tuple[Key, ...]:
+        return (*self.arrays, self.excess) if self.excess else self.arrays
 
     @property
     def mb(self) -> int:
@@ -65,8 +72,10 @@ class TokenExchange:
         sent = [layout.to_experts(v) if enters else layout.from_experts(v) for v in values]
         moved = _all_to_all(after_fence(env, self.group, self.chain, sent))
         env[Key("fence", self.group, self.chain)] = moved[0]
-        for key, value in zip(self.writes, moved, strict=True):
+        for key, value in zip(self.arrays, moved, strict=True):
             env[key] = layout.at_experts(value) if enters else layout.at_tokens(value)
+        if self.excess is not None and isinstance(layout, Rows):
+            env[self.excess] = jnp.maximum(env[self.excess], layout.excess.astype(env[self.excess].dtype))
 
     def _layout(self, env: Mapping[Key, Any]) -> Places | Rows | SizesOfRows:
         if self.dispatch.bound is None:
@@ -99,7 +108,8 @@ def token_exchanges(context: Context) -> dict[NodeId, TokenExchange]:
 def _token_exchange(context: Context, node: Collective) -> TokenExchange:
     op, way, group = str(node.around), node.way, str(node.group)
     found = context.dispatch_of(op)
-    assert found is not None and way is not None
+    assert found is not None
+    assert way is not None
     at, mb, chunk = node.id._replace(op=op), node.id.MB or 0, context.chunk_of[op]
     values = [context.source.values[v.removeprefix("d ")] for v in node.values]
     if node.id.PASS == "F":
@@ -112,10 +122,13 @@ def _token_exchange(context: Context, node: Collective) -> TokenExchange:
     avals = context.program.flat.avals
     counts = next((v for v in chunk.externals if found.is_sizes(avals[v])), None)
     moves_counts = counts in values
-    sizes = None if counts is None or moves_counts else (Key("value", group, counts, mb), dispatched_key(group, at, counts))
+    sizes = (
+        None if counts is None or moves_counts else (Key("value", group, counts, mb), dispatched_key(group, at, counts))
+    )
     enters = way == "enter"
     return TokenExchange(
         context=context, group=group, id=node.id, way=way, dispatch=found,
         sources=tuple(here) if enters else tuple((k,) for k in there),
-        writes=tuple(there) if enters else tuple(k for (k,) in here), sizes=sizes, chain=context.chain_of(node),
+        arrays=tuple(there) if enters else tuple(k for (k,) in here), sizes=sizes, chain=context.chain_of(node),
+        excess=Key("metric", group, ("excess", op)) if sizes and enters and node.id.PASS == "F" else None,
     )  # fmt: skip

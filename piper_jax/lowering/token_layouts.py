@@ -13,7 +13,7 @@ from piper_jax.tracing.dispatch import Dispatch
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places for each expert: ``[experts, ...]`` with the tokens, ``[local experts, sources, ...]`` with the experts."""
+    """Places for each expert: ``[experts, ...]`` at the tokens, ``[local experts, sources, ...]`` at the experts."""
 
     dispatch: Dispatch
 
@@ -32,7 +32,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class SizesOfRows:
-    """How many rows are of each expert: ``[experts]`` with the tokens, ``[sources, local experts]`` with the experts."""
+    """How many rows are of each expert: ``[experts]`` at the tokens, ``[sources, local experts]`` at the experts."""
 
     dispatch: Dispatch
 
@@ -50,7 +50,7 @@ class SizesOfRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows sorted by expert, ``[rows, ...]``; with the experts all sources' by local expert, ``[sources * bound, ...]``.
+    """Rows sorted by expert, ``[rows, ...]``; at the experts all sources' by local expert, ``[sources * bound, ...]``.
 
     Attributes:
       sizes: of the rows here, by expert.

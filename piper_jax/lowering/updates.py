@@ -226,7 +226,9 @@ class GroupUpdate:
             owned = self.context.owned_key(key)
             if owned is not None and (owned.is_divided or key.kind.endswith("_shard")):
                 target = key if owned.num_shards == 1 or key.kind.endswith("_shard") else key.shard
-                value = found.part(atom, self._shard(owned, self.context.logical_spec(key).shape)).astype(self.context.whole_spec(key).dtype)
+                value = found.part(atom, self._shard(owned, self.context.logical_spec(key).shape)).astype(
+                    self.context.whole_spec(key).dtype
+                )
                 env[target] = value.reshape(local_spec(self.context, target).shape)
             else:
                 env[key] = jnp.asarray(found.whole(atom))

@@ -44,7 +44,8 @@ class Mixture(nnx.Module):
             y, statistics["dropped_fraction"] = self._with_capacity(tokens, routes)
         else:
             order = expert_order(routes.experts)
-            results = piper.expert_region(self.experts.ragged)(sorted_tokens(tokens, order, self.config.top_k), load)
+            experts = piper.expert_region(self.experts.ragged, row_bound=self.config.row_bound)
+            results = experts(sorted_tokens(tokens, order, self.config.top_k), load)
             y = unsorted(results, order, routes.weights)
         if self.config.num_shared_experts:
             y = y + self.shared(tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ class MoEConfig:
       dispatch: ``capacity``: each expert takes a fixed number of tokens of a slice and the rest are dropped;
         ``dropless``: tokens sorted by expert, all of them kept.
       capacity_factor: places of an expert, as a multiple of its equal share of the choices.
+      row_bound: with ``dropless``, how many rows of a slice one device of the expert axis takes, as a multiple of an
+        equal share; more are an error. Infinite: room for all.
       balance_weight: of the auxiliary loss that keeps the experts equally busy; 0 leaves it out.
       vocab_size: 256 for bytes.
       tied_embeddings: the head is the transposed embedding.
@@ -54,6 +57,7 @@ class MoEConfig:
     routing: Routing = "softmax"
     dispatch: Dispatch = "capacity"
     capacity_factor: float = 1.25
+    row_bound: float = math.inf
     balance_weight: float = 0.01
     vocab_size: int = 256
     tied_embeddings: bool = False
@@ -163,6 +167,11 @@ def _conflicts(config: MoEConfig) -> list[tuple[bool, str, str]]:
             config.capacity_factor <= 0,
             f"capacity_factor={config.capacity_factor} leaves no place in any expert.",
             "1.25 is usual; dispatch=dropless needs none.",
+        ),
+        (
+            config.row_bound <= 0,
+            f"row_bound={config.row_bound} leaves no room for any row.",
+            "2.0 is twice an equal share; leave it out for room for all.",
         ),
         (
             dense >= config.num_layers,

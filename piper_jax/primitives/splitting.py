@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from piper_jax.errors import DirectiveError
+from piper_jax.ir.batches import values_by_row
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import ForwardMap, Rewritten
@@ -83,9 +84,8 @@ def _require_legal(dag: Dag, num_microbatches: int, coordinate: str) -> None:
             help="call split once.",
             conflict="split",
         )
-    for value in dag.values.values():
-        rows = None if value.batch_dim is None else value.shape[value.batch_dim]
-        if rows is not None and rows % num_microbatches:
+    for value, rows in values_by_row(dag):
+        if rows % num_microbatches:
             legal = [n for n in range(1, rows + 1) if rows % n == 0]
             near = sorted(sorted(legal, key=lambda n: abs(n - num_microbatches))[:3])
             raise DirectiveError(

@@ -8,7 +8,7 @@ from piper_jax.planning import Plan
 
 
 def follow(plan: Plan, other: Plan) -> Plan:
-    """``other`` with the stages, microbatches and groups of ``plan``.
+    """``other`` with the stages, microbatches, groups and divided experts of ``plan``.
 
     Args:
       plan: a finished plan.
@@ -28,4 +28,7 @@ def follow(plan: Plan, other: Plan) -> Plan:
         if isinstance(node, Compute) and node.id.PASS == "F":
             microbatch = {} if node.id.MB is None else {"MB": node.id.MB}
             other = other.place(where(PP=node.id.PP, **microbatch), group=plan.dag.groups[str(node.group)])
+    for op in plan.dag.ops.values():
+        if op.shard_axis is not None and any(found.EP == op.EP for found in other.dag.ops.values()):
+            other = other.shard(where(EP=op.EP), axis=op.shard_axis, stream=op.shard_stream)
     return other

@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
 from piper_jax.tracing.flat import read
+from piper_jax.tracing.passes import SEEDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class MetricGather:
 
     def _loss(self, by_key: Mapping[Key, Any]) -> dict[str, Any]:
         terms = {k: v for k, v in by_key.items() if k.kind == "metric" and isinstance(k.item, tuple)}
+        terms = {k: v for k, v in terms.items() if k.item[0] in SEEDS}
         if not terms:
             return {}
         seeds = {k.group: v for k, v in by_key.items() if k.kind == "seed"}

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from piper_jax.ir.ids import NodeId
-from piper_jax.lowering.collectives import StateCollective
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.executable import Lowering, Member
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled
-from piper_jax.lowering.slots import Step, local_spec, step
+from piper_jax.lowering.slots import Step, local_spec
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.whole_program import Expected, WholeProgram, relative_difference
 
@@ -231,9 +230,15 @@ class _Beside:
             name, expected = self.known(key)
             if key.kind == "metric" and self.context.reduction_of(key) == "samples":
                 array = array[:, self.mb]
-            found = array.sum(0, dtype=np.float64) if key.kind in _GRADIENTS else array
+            found = self._summed(key, array) if key.kind in _GRADIENTS else array
             difference = None if expected is None else relative_difference(found, expected)
             yield NodeArray(name=name, value=array, difference=difference)
+
+    def _summed(self, key: Key, gradients: np.ndarray) -> np.ndarray:
+        """Gradients of all replicas added up; of divided experts, all of these one after another."""
+        parts = self.context.parts_of(key)
+        total = gradients.reshape(-1, parts, *gradients.shape[1:]).sum(0, dtype=np.float64)
+        return total.reshape(self.context.logical_spec(key).shape)
 
     def known(self, key: Key) -> tuple[str, Any]:
         """The name of a register, and what it is on one device, if it is anything there."""

@@ -21,6 +21,7 @@ from piper_jax.lowering.keys import Key
 from piper_jax.lowering.programs import Compiler
 from piper_jax.planning import Plan, Strategy, Unbound
 from piper_jax.runtime.bisection import Bisection, Difference
+from piper_jax.runtime.excess import ExcessRows
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
 from piper_jax.runtime.node_run import NodeRun, run_alone
@@ -55,6 +56,7 @@ class Train:
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
     _tokens: dict[Key, jax.Array] = field(default_factory=dict)
     _profiled: Train | None = None
+    _excess: ExcessRows = field(default_factory=ExcessRows)
 
     def __repr__(self) -> str:
         plan, programs = self.plan, self.compiler.num_compiles
@@ -73,6 +75,7 @@ class Train:
 
     def params(self, state: TrainState) -> Any:
         """The parameters in the model's own layout (a pytree, or a module), as plain arrays on the first device."""
+        self._excess.check(wait=True)
         source = self._source
         leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self.devices[0])
         return source.state.build(leaves)
@@ -91,6 +94,7 @@ class Train:
           The new state and the metrics: ``"loss"`` and the auxiliary outputs, as plain arrays.
         """
         self._need_optimizer("step")
+        self._excess.check()
         ready, results = self._run("step", state, batch)
         arrays = tuple(results[k] for k in self._state_layout.keys)
         return TrainState(arrays), ready.gather([results[k] for k in ready.gather.keys])
@@ -98,6 +102,7 @@ class Train:
     def gradients(self, state: TrainState, batch: Any) -> Any:
         """The gradients of one step in the layout of the trainable parameters, on the first device; changes nothing."""
         ready, results = self._run("gradients", state, batch)
+        self._excess.check(wait=True)
         gradients = [results[k] for k in first_gradients(ready.context)]
         sharding = jax.sharding.SingleDeviceSharding(self.devices[0])
         return self._source.state.trainable_tree(jax.device_put(gradients, sharding))
@@ -111,6 +116,7 @@ class Train:
         if loss_fn is not None:
             return self._following(loss_fn, batch, forward_only=False).evaluate(state, batch)
         ready, results = self._run("evaluate", state, batch)
+        self._excess.check(wait=True)
         return ready.gather([results[k] for k in ready.gather.keys])
 
     def predict(self, state: TrainState, batch: Any, fn: Callable[..., Any] | None = None) -> Any:
@@ -259,6 +265,7 @@ class Train:
         if mode != "evaluate":
             self._accumulators = {k: v for k, v in results.items() if k.kind.startswith("accumulator")}
         owner._tokens = {k: v for k, v in results.items() if k.kind == "token"}
+        self._excess.add(ready.context, results)
         return ready, results
 
     @staticmethod

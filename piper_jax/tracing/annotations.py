@@ -90,9 +90,7 @@ def annotate(tag: str | None = None, /, **degrees: int) -> Any:
     return decorate
 
 
-def expert_region(
-    fn: Callable[..., Any], expert_dim: int = 0, *, row_bound: float | None = None
-) -> Callable[..., Any]:
+def expert_region(fn: Callable[..., Any], expert_dim: int = 0, *, row_bound: float | None = None) -> Callable[..., Any]:
     """Marks ``fn`` as the experts of a mixture: dispatched tensors in and out only.
 
     Under ``expert_parallel`` each device holds some of the experts, and gets what every other device dispatched to

@@ -59,7 +59,9 @@ class Dispatch:
         """Shape and dtype of the part of a parameter that a device holds."""
         return jax.ShapeDtypeStruct((self.num_local, *aval.shape[1:]), aval.dtype)
 
-    def evaluate(self, flat: Flat, chunk: Chunk, state: Mapping[int, Any], entered: Mapping[int, Any]) -> dict[int, Any]:
+    def evaluate(
+        self, flat: Flat, chunk: Chunk, state: Mapping[int, Any], entered: Mapping[int, Any]
+    ) -> dict[int, Any]:
         """The values that leave the region.
 
         Args:
@@ -110,7 +112,9 @@ def dispatch(program: LossProgram, chunk: Chunk, place: str, num_parts: int, bou
         raise PlanError(
             f"compile: {place} cannot be sharded: its region has other inputs and outputs than dispatched tensors"
             + (" and their sizes." if bound is not None else "."),
-            help="take and return [experts, capacity, ...]" + (", or rows and sizes" if bound is not None else "") + ".",
+            help="take and return [experts, capacity, ...]"
+            + (", or rows and sizes" if bound is not None else "")
+            + ".",
         )
     num_experts = first.shape[0]
     if num_experts % num_parts:
@@ -119,7 +123,7 @@ def dispatch(program: LossProgram, chunk: Chunk, place: str, num_parts: int, bou
             help=f"use a divisor of {num_experts}.",
         )
     rows = next((a.shape[0] for a in values.values() if a is not first and a.shape), 0)
-    most = None if bound is None else max(1, min(rows, math.ceil(bound * rows / num_parts)))
+    most = None if bound is None else max(1, min(rows, math.ceil(min(bound, num_parts) * rows / num_parts)))
     for aval in (*state, *(values.values() if bound is None else ())):
         if not aval.shape or aval.shape[0] != num_experts:
             raise PlanError(

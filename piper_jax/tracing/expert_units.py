@@ -130,9 +130,7 @@ def _depths(flat: Flat, owner: Mapping[int, int], inside: Mapping[int, RegionKey
     return depth
 
 
-def _numbered(
-    flat: Flat, owner: Mapping[int, int], inside: Mapping[int, RegionKey], depth: Mapping[int, int]
-) -> Units:
+def _numbered(flat: Flat, owner: Mapping[int, int], inside: Mapping[int, RegionKey], depth: Mapping[int, int]) -> Units:
     first: dict[RegionKey, int] = {}
     for i, key in inside.items():
         first.setdefault(key, i)

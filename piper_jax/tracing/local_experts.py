@@ -24,7 +24,7 @@ EXPERT_AXIS = "expert"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of dimension ``dim``, which has ``whole`` entries, a device has ``local``: its experts, or rows of its experts."""
+    """Of dimension ``dim``, which has ``whole`` entries, a device has ``local``: its experts, or rows of these."""
 
     dim: int
     whole: int
@@ -145,9 +145,7 @@ class _Equation:
 
     def together(self, values: Sequence[Any], part: Part) -> list[Any]:
         """Operands of one shape (or scalars), those that are whole cut to this device's entries."""
-        return [
-            self.own(k, v, part) if self.parts[k] is None and self.shape(k) else v for k, v in enumerate(values)
-        ]
+        return [self.own(k, v, part) if self.parts[k] is None and self.shape(k) else v for k, v in enumerate(values)]
 
     # -- kinds of equations ----------------------------------------------------------------------------
     def elementwise(self, values: Sequence[Any]) -> Results:

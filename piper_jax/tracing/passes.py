@@ -46,9 +46,7 @@ class Passes:
     num_residuals: int
 
 
-def passes(
-    program: LossProgram, chunk: Chunk, remat: str | None = None, experts: Dispatch | None = None
-) -> Passes:
+def passes(program: LossProgram, chunk: Chunk, remat: str | None = None, experts: Dispatch | None = None) -> Passes:
     """Builds the passes of ``chunk`` at the batch size of ``program``; traces, computes nothing.
 
     Args:

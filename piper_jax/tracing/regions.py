@@ -164,7 +164,12 @@ class _Graph:
             near = crossing[first : max(last, position) + 1]
             inside = _TINY * flops[-1] < flops[position] < (1 - _TINY) * flops[-1]
             advances = position + 1 < len(flops) and flops[position + 1] > flops[position]
-            if inside and advances and not self._in_one_region(position) and crossing[position] <= near[near > 0].min(initial=np.inf):
+            if (
+                inside
+                and advances
+                and not self._in_one_region(position)
+                and crossing[position] <= near[near > 0].min(initial=np.inf)
+            ):
                 unit += 1
         return _renumbered(units)
 

@@ -136,8 +136,8 @@ class _Assembly:
             couplings=_couplings(update, bucket_names) if update else (),
         )
         source = Source(
-            loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program,
-            units=self.units, bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
+            loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
+            bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
             bucket_names=bucket_names, fingerprint=fingerprint(self.program.flat, self.state, update),
             forward_only=self.forward_only,
         )  # fmt: skip
@@ -179,13 +179,13 @@ class _Assembly:
             alike = signature(self.program, part)
             if alike not in costs:
                 costs[alike] = unit_costs(self.program, part)
-            own = self._unit_eqns(unit)
+            own, place = self._unit_eqns(unit), self.units.places[unit]
             reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & set(part.state)]
             unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
             ops[name] = Op(
-                name=name, units=(unit,), PP=self.units.places[unit].PP, EP=self.units.places[unit].EP, path=name, source=_first_line(own),
+                name=name, units=(unit,), PP=place.PP, EP=place.EP, path=name, source=_first_line(own),
                 reads=(*reads, *unread),
-                row_bound=self.units.places[unit].bound, batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
+                row_bound=place.bound, batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
                 has_backward=part.has_backward and not self.forward_only,
                 needs_weight=isinstance(self.program.weight, int)
                 and any(self.program.terms[t][0] == "total" for t in part.terms),

@@ -20,10 +20,13 @@ OPERATION = re.compile(rf"= [^=]*?\b({'|'.join(KINDS)})(?:-start)?\(([^)]*)\)")
 
 
 def collectives(text: str) -> Counter[str]:
-    """Arrays that collectives work on, by kind. XLA may issue several in one call; each counts."""
+    """Arrays that collectives work on, by kind. XLA may issue several in one call; each counts.
+
+    An all-to-all on a CPU has an operand for each device.
+    """
     found = Counter[str]()
     for kind, operands in OPERATION.findall(text):
-        found[kind] += operands.count("%")
+        found[kind] += 1 if kind == "all-to-all" else operands.count("%")
     return found
 
 
@@ -38,7 +41,7 @@ def planned(train: piper.Train) -> Counter[str]:
     means = Counter[str]()
     for node in nodes:
         op = train.plan.dag.ops.get(node.id.op)
-        if op is not None:
+        if op is not None and node.id.PASS != "BW":
             means["all-reduce"] += op.replica_means[0 if node.id.PASS == "F" else 1]
     return +(inside + means)
 

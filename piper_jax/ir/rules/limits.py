@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper_jax.errors import PlanError
+from piper_jax.ir.batches import values_by_row
 from piper_jax.ir.device_groups import axis_size
 from piper_jax.ir.nodes import Compute
 from piper_jax.ir.rules.base import Checked
@@ -17,11 +18,10 @@ def undivided_batches(checked: Checked) -> Iterator[PlanError]:
     dag = checked.dag
     used = dict.fromkeys(node.group or "" for node in dag.nodes.values() if isinstance(node, Compute))
     replicas = {group: axis_size(dag.groups[group], REPLICA_AXES) for group in used}
-    for value in dag.values.values():
-        rows = None if value.batch_dim is None else value.shape[value.batch_dim]
+    for value, rows in values_by_row(dag):
         for group, count in replicas.items():
             parts = dag.num_microbatches * count
-            if rows is not None and rows % parts:
+            if rows % parts:
                 yield PlanError(
                     f"{rows} rows of {value.name} are not divisible by {dag.num_microbatches} microbatches x "
                     f"{count} replicas of {group}.",
