@@ -42,8 +42,8 @@ class Step:
 
     @property
     def word(self) -> str:
-        """What the label of a program calls it."""
-        return f"{self.id.PASS}{'' if self.id.PP is None else self.id.PP}"
+        """What the label of a program calls it, and the names of its instructions begin with."""
+        return pass_word(self.id)
 
     def run(self, env: dict[Key, Any]) -> None:
         """Evaluates the node on local arrays and adds what it writes."""
@@ -51,7 +51,8 @@ class Step:
         for var, source in zip(self.flat.inputs, self.inputs, strict=True):
             if source is not None:
                 values[var] = self._input(env, source, self.flat.avals[var].dtype)
-        self.flat.run(self.flat.eqns, values, REPLICA_AXES)
+        with jax.named_scope(self.word):
+            self.flat.run(self.flat.eqns, values, REPLICA_AXES)
         for key, atom in zip(self.writes, self.flat.outputs, strict=True):
             value = jnp.asarray(read(atom, values))
             if key.kind == "unreduced":
@@ -78,6 +79,11 @@ class Step:
                 return jnp.where(index == self.context.num_microbatches - 1, value, before)
             case _:
                 return before + value.astype(before.dtype)
+
+
+def pass_word(node: NodeId) -> str:
+    """Such as ``F2``."""
+    return f"{node.PASS}{'' if node.PP is None else node.PP}"
 
 
 def slice_key(context: Context, key: Any, clock: Any, microbatch: Any) -> Any:

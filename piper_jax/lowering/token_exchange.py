@@ -18,7 +18,7 @@ from piper_jax.ir.nodes import Collective, Way
 from piper_jax.lowering.collectives import after_fence
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
-from piper_jax.lowering.slots import cotangent_keys, dispatched_key
+from piper_jax.lowering.slots import cotangent_keys, dispatched_key, pass_word
 from piper_jax.lowering.token_layouts import Places, Rows, SizesOfRows
 from piper_jax.tracing.dispatch import Dispatch
 from piper_jax.tracing.local_experts import EXPERT_AXIS
@@ -69,11 +69,12 @@ class TokenExchange:
         values = [env[found[0]] if len(found) == 1 else sum(env[k] for k in found) for found in self.sources]
         layout = self._layout(env)
         enters = self.way == "enter"
-        sent = [layout.to_experts(v) if enters else layout.from_experts(v) for v in values]
-        moved = _all_to_all(after_fence(env, self.group, self.chain, sent))
-        env[Key("fence", self.group, self.chain)] = moved[0]
-        for key, value in zip(self.arrays, moved, strict=True):
-            env[key] = layout.at_experts(value) if enters else layout.at_tokens(value)
+        with jax.named_scope(pass_word(self.id)):
+            sent = [layout.to_experts(v) if enters else layout.from_experts(v) for v in values]
+            moved = _all_to_all(after_fence(env, self.group, self.chain, sent))
+            env[Key("fence", self.group, self.chain)] = moved[0]
+            for key, value in zip(self.arrays, moved, strict=True):
+                env[key] = layout.at_experts(value) if enters else layout.at_tokens(value)
         if self.excess is not None and isinstance(layout, Rows):
             env[self.excess] = jnp.maximum(env[self.excess], layout.excess.astype(env[self.excess].dtype))
 

@@ -49,7 +49,7 @@ def with_exchanges(dag: Dag) -> Dag:
         for part in _parts(name, around):
             nodes[part] = node if part == name else _exchange(dag, node, part, around[name])
     data.update(_after_sizes(dag, around))
-    slots = tuple(replace(slot, nodes=tuple(p for n in slot.nodes for p in _parts(n, around))) for slot in dag.slots)
+    slots = tuple(replace(slot, nodes=_in_turn(slot.nodes, around)) for slot in dag.slots)
     edges = tuple(DataEdge(src, dst, tuple(values)) for (src, dst), values in data.items())
     return replace(dag, nodes=nodes, data=edges, slots=slots)
 
@@ -74,6 +74,25 @@ def _parts(name: NodeId, around: Mapping[NodeId, _Around]) -> Sequence[NodeId]:
     if found is None:
         return (name,)
     return (*sorted(found.enter, key=_is_payload), name, *found.leave)
+
+
+def _in_turn(members: Sequence[NodeId], around: Mapping[NodeId, _Around]) -> tuple[NodeId, ...]:
+    """The members of a slot with their exchanges; passes of different microbatches take turns.
+
+    Collectives of a program follow each other in this order, so that each of one pass can run beside the compute of
+    the other: ``F d, F enter, F e, F leave, B d, B enter, B e, B leave --> F d, B d, F enter, B enter, ...``.
+    """
+    passes: dict[tuple[bool, int | None], list[NodeId]] = {}
+    for node in members:
+        passes.setdefault((node.PASS == "F", node.MB), []).extend(_parts(node, around))
+    if all(node not in around for node in members):
+        return tuple(members)
+    ranked = [
+        ((k + 0.5) / len(found), turn, node)
+        for turn, found in enumerate(passes.values())
+        for k, node in enumerate(found)
+    ]
+    return tuple(node for _, _, node in sorted(ranked, key=lambda item: item[:2]))
 
 
 def _is_payload(name: NodeId) -> bool:

@@ -35,6 +35,7 @@ class Work:
       has_product: it is or holds a matrix product (or convolution).
       flops: of its matrix products, which take operands of ``dtype``.
       num_bytes: read and written.  cycles: estimated, on TPU.
+      pass_name: what it is of, such as ``"F2"``.
     """
 
     has_product: bool
@@ -42,6 +43,7 @@ class Work:
     dtype: str
     num_bytes: int
     cycles: int
+    pass_name: str = ""
 
     def seconds(self, hardware: Hardware) -> float:
         """At the peak rates of ``hardware``."""
@@ -58,6 +60,7 @@ class CollectiveUse:
       group_size: devices that take part.
       is_asynchronous: whether compute may run beside it at all.
       beside: what runs from its start to its done, but for what works on less than ``SMALL_BYTES``.
+      pass_name: what it is of, such as ``"F2"``.
     """
 
     name: str
@@ -66,6 +69,12 @@ class CollectiveUse:
     group_size: int
     is_asynchronous: bool
     beside: tuple[Work, ...]
+    pass_name: str = ""
+
+    @property
+    def num_products_of_others(self) -> int:
+        """Matrix products beside it that are of another pass of the same slot."""
+        return sum(w.has_product and w.pass_name not in ("", self.pass_name) for w in self.beside)
 
     @property
     def is_hidden(self) -> bool:
@@ -132,6 +141,7 @@ def _uses(module: Module, known: dict[str, Instruction]) -> Iterator[CollectiveU
             group_size=started.group_size,
             is_asynchronous=asynchronous,
             beside=tuple(work for i in between if (work := _work(module, known, i)) is not None),
+            pass_name=started.pass_name or instruction.pass_name,
         )
 
 
@@ -172,6 +182,7 @@ def _work(module: Module, known: dict[str, Instruction], instruction: Instructio
     return Work(
         has_product=bool(products), flops=sum(product.flops for product in products),
         dtype=DTYPES.get(dtypes[0], dtypes[0]), num_bytes=num_bytes, cycles=instruction.estimated_cycles,
+        pass_name=instruction.pass_name,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ _CONTRACTED = re.compile(r'lhs_contracting_(?:dims=\{|dimensions":\[)([0-9,"]*)'
 _GROUP = re.compile(r"replica_groups=(?:\{\{([0-9,]+)\}|\[\d+,(\d+)\])")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_PASS = re.compile(r'op_name="[^"]*?/((?:F|B|BI|BW)\d*)/')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -73,6 +74,12 @@ class Instruction:
     def estimated_cycles(self) -> int:
         """What the compiler for TPU expects; 0 where it says nothing."""
         return _first(_CYCLES, self.rest, 0)
+
+    @property
+    def pass_name(self) -> str:
+        """The pass and stage that it comes from, such as ``F2``; empty for what is of none."""
+        found = _PASS.search(self.rest)
+        return found[1] if found else ""
 
     @property
     def trip_count(self) -> int:
