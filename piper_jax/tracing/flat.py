@@ -45,6 +45,11 @@ class FlatEqn:
     def is_replica_mean(self) -> bool:
         return self.name == REPLICA_MEAN
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether it does more than give its results; to read a mesh axis does not count."""
+        return any(type(effect).__name__ != "NamedAxisEffect" for effect in self.eqn.effects)
+
     def reads(self) -> Iterable[int]:
         return (a for a in self.inputs if isinstance(a, int))
 
@@ -65,7 +70,7 @@ class Flat:
         kept: list[int] = []
         for index in range(len(self.eqns) - 1, -1, -1):
             eqn = self.eqns[index]
-            if eqn.eqn.effects or any(o in wanted and o not in stop for o in eqn.outputs):
+            if eqn.has_effects or any(o in wanted and o not in stop for o in eqn.outputs):
                 kept.append(index)
                 wanted.update(eqn.reads())
         return kept[::-1]

@@ -202,4 +202,4 @@ class _ChunkFunction:
         )
         saved = [v for v in distinct if on_activation[v] or random[v]]
         again = [v for v in distinct if not (on_activation[v] or random[v])]
-        return saved, [i for i in full.needed(again, [*inputs, *saved]) if not full.eqns[i].eqn.effects]
+        return saved, [i for i in full.needed(again, [*inputs, *saved]) if not full.eqns[i].has_effects]

@@ -46,7 +46,7 @@ def is_activation(program: LossProgram, eqn: FlatEqn) -> bool:
     """Whether the equation depends on both parameters and data (or has an effect), and so is placed exactly once."""
     reads = list(eqn.reads())
     on_params = any(program.param_dependent[a] for a in reads)
-    return bool(eqn.eqn.effects) or (on_params and any(program.data_dependent[a] for a in reads))
+    return eqn.has_effects or (on_params and any(program.data_dependent[a] for a in reads))
 
 
 def _pipeline_region(eqn: FlatEqn) -> RegionKey | None:
