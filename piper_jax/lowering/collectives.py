@@ -59,7 +59,8 @@ class StateCollective:
     def run(self, env: dict[Key, Any]) -> None:
         """Replaces what it reads by what it writes, after the collectives before it on its chain."""
         values = [env[k] for k in self.reads[: len(self.writes)]]
-        values = after_fence(env, self.group, self.chain, values)
+        fence = Key("fence", self.group, self.chain)
+        values = after_fence(self.context, env, fence, values)
         axes, count = self.owned.axes, self.owned.num_shards
         match self.does:
             case "reduce":
@@ -68,7 +69,7 @@ class StateCollective:
                 results = scatter_sum(values, axes, count)
             case "gather":
                 results = gather_whole(values, [self.context.whole_spec(k).shape for k in self.writes], axes)
-        env[Key("fence", self.group, self.chain)] = results[0]
+        env[fence] = results[0]
         for key, value in zip(self.writes, results, strict=True):
             if self.does == "accumulate":
                 env[key] = env[key] + value
@@ -76,10 +77,21 @@ class StateCollective:
                 env[key] = value.astype(self.context.whole_spec(key).dtype)
 
 
-def after_fence(env: Mapping[Key, Any], group: str, chain: str, values: Sequence[Any]) -> Sequence[Any]:
-    """What a collective reads, once the collective before it on its chain has ended."""
-    fence = Key("fence", group, chain)
-    return jax.lax.optimization_barrier((values, env[fence]))[0] if fence in env else values
+def after_fence(context: Context, env: Mapping[Key, Any], key: Key, values: Sequence[Any]) -> Sequence[Any]:
+    """What a collective reads, once the collective before it on its chain, which left ``key``, has ended.
+
+    XLA takes barriers away before it schedules for a GPU. There the first element is written once more, to a place that
+    only the result before can tell: the order is then one of data.
+    """
+    if key not in env:
+        return values
+    values, before = jax.lax.optimization_barrier((values, env[key]))
+    if not context.has_streams:
+        return values
+    bits = jax.lax.bitcast_convert_type(before.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
+    zero = ((bits >> 16) >> 16).astype(jnp.int32)
+    firsts = [jax.lax.slice(v, (0,) * v.ndim, (1,) * v.ndim) for v in values]
+    return [jax.lax.dynamic_update_slice(v, f, (zero,) * v.ndim) for v, f in zip(values, firsts, strict=True)]
 
 
 def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:

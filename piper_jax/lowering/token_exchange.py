@@ -67,12 +67,12 @@ class TokenExchange:
     def run(self, env: dict[Key, Any]) -> None:
         """Moves its arrays in ONE all_to_all for each dtype, after the collectives before it on its chain."""
         values = [env[found[0]] if len(found) == 1 else sum(env[k] for k in found) for found in self.sources]
-        layout = self._layout(env)
+        layout, fence = self._layout(env), Key("fence", self.group, self.chain)
         enters = self.way == "enter"
         with jax.named_scope(pass_word(self.id)):
             sent = [layout.to_experts(v) if enters else layout.from_experts(v) for v in values]
-            moved = _all_to_all(after_fence(env, self.group, self.chain, sent))
-            env[Key("fence", self.group, self.chain)] = moved[0]
+            moved = _all_to_all(after_fence(self.context, env, fence, sent))
+            env[fence] = moved[0]
             for key, value in zip(self.arrays, moved, strict=True):
                 env[key] = layout.at_experts(value) if enters else layout.at_tokens(value)
         if self.excess is not None and isinstance(layout, Rows):

@@ -80,7 +80,10 @@ def _in_turn(members: Sequence[NodeId], around: Mapping[NodeId, _Around]) -> tup
     """The members of a slot with their exchanges; passes of different microbatches take turns.
 
     Collectives of a program follow each other in this order, so that each of one pass can run beside the compute of
-    the other: ``F d, F enter, F e, F leave, B d, B enter, B e, B leave --> F d, B d, F enter, B enter, ...``.
+    the other. Backward passes begin: they have no matrix product before their first exchange, and a forward has. ::
+
+        F dense, F enter, F experts, F leave, B combine, B enter, B experts, B leave
+        -->  B combine, F dense, B enter, F enter, B experts, F experts, B leave, F leave
     """
     passes: dict[tuple[bool, int | None], list[NodeId]] = {}
     for node in members:
@@ -89,7 +92,7 @@ def _in_turn(members: Sequence[NodeId], around: Mapping[NodeId, _Around]) -> tup
         return tuple(members)
     ranked = [
         ((k + 0.5) / len(found), turn, node)
-        for turn, found in enumerate(passes.values())
+        for turn, (_, found) in enumerate(sorted(passes.items(), key=lambda item: item[0][0]))
         for k, node in enumerate(found)
     ]
     return tuple(node for _, _, node in sorted(ranked, key=lambda item: item[:2]))
