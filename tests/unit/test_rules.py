@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from traced_dags import chain, op, tied, traced
+from traced_dags import chain, experts, op, tied, traced
 
 import piper_jax as piper
 from piper_jax import PlanError, where
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Collective, Compute, DataEdge, DeviceGroup, OrderEdge, Recv, Send, Update
+from piper_jax.ir.nodes import Collective, Compute, DataEdge, DeviceGroup, Leaf, OrderEdge, Recv, Send, Update
 from piper_jax.ir.rules import RULES, check, rules_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "checks.md"
@@ -233,6 +233,32 @@ def test_a_microbatch_that_reads_less_than_others_is_caught():
 def test_an_axis_that_the_group_lacks_is_caught():
     plan = chain(1).place(where(), group=(0, 1)).replicate(where(), axes=("data", "expert"))
     assert broken_rule(plan.complete()) == "known-axes"
+
+
+def divided_experts(**expert):
+    """One expert region over an expert axis of two devices."""
+    dag = experts(1).dag
+    buckets = {**dag.buckets, "layers.0.experts": replace(dag.buckets["layers.0.experts"], **expert)}
+    group = DeviceGroup(name="g0", devices=(0, 1), axes=(("data", 1), ("expert", 2)))
+    plan = replace(experts(1), dag=replace(dag, buckets=buckets)).place(where(), group=group)
+    return plan.shard(where(EP=...)).replicate(where(), axes=("data", "expert")).complete()
+
+
+@pytest.mark.parametrize("shapes", [((3, 8),), ((4, 8), (8,)), ((),)], ids=str)
+def test_experts_without_an_equal_part_for_each_device_are_caught(shapes):
+    leaves = tuple(
+        Leaf(path=f"w{k}", shape=shape, dtype="float32", kind="trainable", nbytes=4) for k, shape in enumerate(shapes)
+    )
+    assert broken_rule(divided_experts(leaves=leaves)) == "experts-divide"
+
+
+def test_experts_that_others_read_whole_are_caught():
+    leaf = Leaf(path="w", shape=(4, 8), dtype="float32", kind="trainable", nbytes=128)
+    dag = divided_experts(leaves=(leaf,))
+    check(dag)
+    gate = dag.ops["layers.0.gate"]
+    ops = {**dag.ops, gate.name: replace(gate, reads=(*gate.reads, "layers.0.experts"))}
+    assert broken_rule(replace(dag, ops=ops)) == "experts-divide"
 
 
 def test_copies_that_nothing_reduces_are_caught():

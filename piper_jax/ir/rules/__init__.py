@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag, Slot
-from piper_jax.ir.rules import communication, limits, state, structure
+from piper_jax.ir.rules import communication, experts, limits, state, structure
 from piper_jax.ir.rules.base import Checked, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -89,6 +89,13 @@ RULES: tuple[Rule, ...] = (
         text="A group has every mesh axis over which its state is replicated or its operations are sharded.",
         why="An axis that is not there would be skipped silently.",
         find=state.missing_axes,
+    ),
+    Rule(
+        name="experts-divide",
+        text="Parameters of experts that are divided over devices have the experts on dimension 0, an equal number for "
+        "each device, and nothing else reads them.",
+        why="A device would hold a part of an expert, or miss one that it needs.",
+        find=experts.undivided_experts,
     ),
     Rule(
         name="replicas-agree",
