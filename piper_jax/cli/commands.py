@@ -39,6 +39,8 @@ def train(config: Config) -> int:
     _print(console, f"data   {corpus}")
     plan = _planned(console, job)
     _print(console, _grid(plan, config) + "\n")
+    if (placed := job.device_map(plan)).crossings:
+        _print(console, f"{placed}\n")
     with progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display:
         summary = run_job(job, plan, corpus, display)
     _print(console, f"\n{summary}")
@@ -167,7 +169,7 @@ def _bisect(console: Console, job: Job, made: Plan, batch: Batch) -> int:
     import piper_jax as piper
     from piper_jax.train.comparison import TOLERANCES, precision_of
 
-    runnable = piper.compile(made, devices=job.devices())
+    runnable = piper.compile(made, devices=job.device_map(made))
     state = runnable.init(job.parameters(), job.config.train.seed)
     tolerance = TOLERANCES[precision_of(made)]
     first = runnable.bisect(state, batch, rtol=tolerance)
@@ -181,7 +183,7 @@ def _node(console: Console, job: Job, made: Plan, batch: Batch, name: str) -> in
     from piper_jax.train.comparison import TOLERANCES, precision_of
 
     node, tolerance = node_named(made.complete(), name), TOLERANCES[precision_of(made)]
-    runnable = piper.compile(made, devices=job.devices())
+    runnable = piper.compile(made, devices=job.device_map(made))
     found = runnable.run_node(node, runnable.init(job.parameters(), job.config.train.seed), batch)
     differs = not found.difference <= tolerance
     said = f"differs from one device by more than {tolerance:g}" if differs else f"equals one device to {tolerance:g}"

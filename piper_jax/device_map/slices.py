@@ -37,15 +37,21 @@ def slice_fault(topology: Topology, indices: Sequence[int]) -> str:
 
 def nearest_slices(topology: Topology, num_devices: int) -> str:
     """The slices of the nearest numbers of devices, such as ``"2x2 chips (4 devices) or 2x4 chips (8 devices)"``."""
-    lengths = product(*(range(1, side + 1) for side in topology.sides))
-    legal: dict[int, tuple[int, ...]] = {}
-    for box in sorted(lengths, key=lambda box: (sum(box), box)):
-        if is_legal_box((*box, topology.num_cores), (*topology.host, topology.num_cores)):
-            legal.setdefault(math.prod(box) * topology.num_cores, box)
+    legal = slices_by_size(topology)
     below = max((n for n in legal if n < num_devices), default=None)
     above = min((n for n in legal if n > num_devices), default=None)
     chosen = [num_devices] if num_devices in legal else [n for n in (below, above) if n is not None]
     return " or ".join(f"{by(legal[n])} chips ({n} device{'' if n == 1 else 's'})" for n in chosen)
+
+
+def slices_by_size(topology: Topology) -> dict[int, tuple[int, ...]]:
+    """Numbers of devices that a slice can have, each with the chips of the most compact one along each axis."""
+    lengths = product(*(range(1, side + 1) for side in topology.sides))
+    found: dict[int, tuple[int, ...]] = {}
+    for box in sorted(lengths, key=lambda box: (sum(box), box)):
+        if is_legal_box((*box, topology.num_cores), (*topology.host, topology.num_cores)):
+            found.setdefault(math.prod(box) * topology.num_cores, box)
+    return found
 
 
 def _bounding_box(chips: set[tuple[int, ...]]) -> tuple[int, ...]:

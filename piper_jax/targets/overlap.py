@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from piper_jax.simulation.hardware import Hardware
+from piper_jax.simulation.hardware import Hardware, Level
 from piper_jax.simulation.topology import level_between
 from piper_jax.targets.scheduled_hlo import COLLECTIVES, Instruction, Module
 
@@ -86,9 +86,13 @@ class CollectiveUse:
         """Instructions with a matrix product that run beside it."""
         return sum(work.has_product for work in self.beside)
 
-    def seconds(self, hardware: Hardware) -> float:
-        """By itself, at the peak rates of ``hardware``; devices of one group are taken to be neighbours."""
-        level = level_between(hardware, range(max(self.group_size, 1)))
+    def seconds(self, hardware: Hardware, level: Level | None = None) -> float:
+        """By itself, at the peak rates of ``hardware``.
+
+        Args:
+          level: that it crosses; by default the one between as many neighbours.
+        """
+        level = level or level_between(hardware, range(max(self.group_size, 1)))
         share, steps = 1 - 1 / max(self.group_size, 1), math.ceil(math.log2(max(self.group_size, 1)))
         match self.kind:
             case "all-reduce":
@@ -98,9 +102,9 @@ class CollectiveUse:
             case _:
                 return (share or 1) * self.num_bytes / level.bandwidth + level.latency_seconds
 
-    def cover(self, hardware: Hardware) -> float:
+    def cover(self, hardware: Hardware, level: Level | None = None) -> float:
         """The time of the compute beside it, as a part of its own: at 1 and above it can be hidden as a whole."""
-        return sum(work.seconds(hardware) for work in self.beside) / self.seconds(hardware)
+        return sum(work.seconds(hardware) for work in self.beside) / self.seconds(hardware, level)
 
     def text(self) -> str:
         """What runs beside it, counted."""

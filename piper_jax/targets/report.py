@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from piper_jax.device_map import DeviceMap
 from piper_jax.ir.ids import NodeId
-from piper_jax.simulation.hardware import HARDWARE, Hardware
+from piper_jax.simulation.hardware import HARDWARE, Hardware, Level
+from piper_jax.simulation.topology import level_of
 from piper_jax.targets.overlap import CollectiveUse, Work
 from piper_jax.targets.profiles import Target
 from piper_jax.visualization.labels import bytes_text
@@ -99,10 +100,26 @@ class TargetReport:
         """Peak rates to estimate with: of GPUs only, since the text for TPU has cycles."""
         return HARDWARE.get(self.target.chip.name) if self.target.family == "gpu" else None
 
+    def level(self, program: ProgramReport, use: CollectiveUse, hardware: Hardware) -> Level:
+        """The slowest level that a collective crosses on any of the program's groups, where the map has put them."""
+        groups = [self.device_map.dag.groups[name].devices for name in program.groups]
+        if use.group_size > min(map(len, groups), default=0):  # between groups
+            groups = [tuple(device for devices in groups for device in devices)]
+        layout = self.device_map.layout
+        return level_of(
+            hardware, max((layout.level(devices[: use.group_size]) for devices in groups if devices), default=0)
+        )
+
+    def cover(self, program: ProgramReport, use: CollectiveUse) -> float | None:
+        """The time of the compute beside a collective as a part of its own; None without any, or without rates."""
+        if self.hardware is None or not use.is_hidden:
+            return None
+        return use.cover(self.hardware, self.level(program, use, self.hardware))
+
     def verdict(self, program: ProgramReport, use: CollectiveUse) -> str:
         """``hidden``, ``hidden in part`` (the compute beside it should take less time) or ``exposed``, and why."""
         if use.is_hidden:
-            return "hidden in part" if self.hardware is not None and use.cover(self.hardware) < 1 else "hidden"
+            return "hidden in part" if (self.cover(program, use) or 1.0) < 1 else "hidden"
         if program.is_alone:
             return "exposed: alone in its program"
         return "exposed" if use.is_asynchronous else "exposed: synchronous"
@@ -135,8 +152,8 @@ class TargetReport:
     def _collectives(self) -> Iterable[str]:
         rows = [
             (
-                _short(p.label), u.kind, str(p.num_runs), bytes_text(u.num_bytes), self._cover(u), u.text(),
-                self.verdict(p, u),
+                _short(p.label), u.kind, str(p.num_runs), bytes_text(u.num_bytes),
+                "" if (cover := self.cover(p, u)) is None else f"{cover:.2f}", u.text(), self.verdict(p, u),
             )
             for p, u in self.collectives
         ]  # fmt: skip
@@ -144,9 +161,6 @@ class TargetReport:
             yield ""
             header = ("program", "collective", "runs", "bytes", "cover", "between its start and its done", "")
             yield from aligned(header, rows, left=2, left_from=5)
-
-    def _cover(self, use: CollectiveUse) -> str:
-        return f"{use.cover(self.hardware):.2f}" if self.hardware is not None and use.is_hidden else ""
 
     def _summary(self) -> str:
         if not self.num_collectives:

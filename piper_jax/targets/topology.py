@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from piper_jax.device_map.slices import slices_by_size
 from piper_jax.errors import ConfigError
 from piper_jax.targets.profiles import Target, parse_target
 from piper_jax.topology import PhysicalDevice, Topology, topology_of
@@ -55,8 +56,8 @@ def topology_devices(target: Target) -> tuple[Topology, list[Any]]:
 def stand_in(target: Target) -> Callable[[Any], Any]:
     """The mesh to compile for in place of one whose devices are a part of a TPU slice: a slice of that shape alone.
 
-    The compiler takes a part for itself only where its device ids happen to begin at 0 without a gap, or do not hold 0.
-    Boxes inside one host become a corner of a host; what is no box stays as it is.
+    The compiler takes some parts for themselves and fails or aborts at others. Boxes inside one host become a corner of
+    it; what is no box, such as three groups together, becomes a slice of as many devices, or stays if there is none.
     """
     if target.family != "tpu":
         return lambda mesh: mesh
@@ -68,7 +69,7 @@ def stand_in(target: Target) -> Callable[[Any], Any]:
         chips = {device.coords for device in topology.devices}
         host = target.topology.host
         if math.prod(topology.sides) != len(chips):
-            return mesh
+            return _of_equal_size(mesh, target)
         sides = tuple(-(-side // bound) * bound for side, bound in zip(topology.sides, host, strict=True))
         found = _described(str(replace(target, shape=sides)))
         known = {
@@ -79,6 +80,18 @@ def stand_in(target: Target) -> Callable[[Any], Any]:
         return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
 
     return instead
+
+
+def _of_equal_size(mesh: Any, target: Target) -> Any:
+    """The same mesh on the most compact slice of as many devices in whole hosts, if there is one."""
+    from jax.sharding import Mesh
+
+    box = slices_by_size(target.topology).get(mesh.size)
+    if box is None or any(side % bound for side, bound in zip(box, target.topology.host, strict=True)):
+        return mesh
+    array = mesh.devices.copy()
+    array.flat = _described(str(replace(target, shape=box)))
+    return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def _place(device: PhysicalDevice) -> tuple[tuple[int, ...], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,9 @@ class Layout:
         bandwidth of a link: 1 / k.
         """
         if not self.topology.sides or self.level(logical):
+            return 1
+        chips = {self.topology.devices[self.physical[d]].coords for d in logical}
+        if math.prod(max(along) - min(along) + 1 for along in zip(*chips, strict=True)) == len(chips):
             return 1
         longest, first = 1, logical[0]
         distance = {d: self.hops(first, d) for d in logical[1:]}

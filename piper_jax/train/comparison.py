@@ -63,7 +63,7 @@ def compare_with_one_device(job: Job, plan: piper.Plan, batch: Batch) -> Compari
       RuntimeFault: too few devices.
     """
     params, seed = job.parameters(), job.config.train.seed
-    train = piper.compile(plan, devices=job.devices())
+    train = piper.compile(plan, devices=job.device_map(plan))
     state = train.init(params, seed)
     gradients = train.gradients(state, batch)
     _, metrics = train.step(state, batch)

@@ -60,8 +60,8 @@ class Job:
         """Initial parameters, from the seed."""
         return self.model.init(jax.random.key(self.config.train.seed))
 
-    def devices(self) -> list[jax.Device]:
-        """As many devices as the strategy needs, in JAX's order.
+    def device_map(self, plan: piper.Plan) -> piper.DeviceMap:
+        """The best placement of a plan of this job on JAX's devices.
 
         Raises:
           RuntimeFault: there are fewer.
@@ -72,7 +72,7 @@ class Job:
                 f"the strategy needs {needed} devices; JAX finds {len(found)} ({found[0].platform}).",
                 help=f"lower a degree, or set devices.platform=cpu devices.num_virtual={needed} to try it on one CPU.",
             )
-        return found[:needed]
+        return piper.DeviceMap.of(plan, found)
 
 
 def build_model(section: ModelSection) -> LanguageModel:

@@ -27,7 +27,7 @@ def run_job(job: Job, plan: piper.Plan, corpus: Corpus, display: Display) -> Sum
     """
     sizes, evaluation = job.config.train, job.config.evaluation
     shape = {"batch_size": sizes.batch_size, "sequence_length": sizes.sequence_length}
-    devices = job.devices()
+    devices = job.device_map(plan)
     display.compiling()
     started = time.perf_counter()
     train = piper.compile(plan, devices=devices)

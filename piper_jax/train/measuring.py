@@ -49,7 +49,7 @@ def measure_job(job: Job, plan: piper.Plan) -> Measurement:
     Raises:
       RuntimeFault: too few devices.
     """
-    train = piper.compile(plan, devices=job.devices())
+    train = piper.compile(plan, devices=job.device_map(plan))
     state = train.init(job.parameters(), job.config.train.seed)
     batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in job.batch_shapes().items()}
 

@@ -109,6 +109,16 @@ def test_programs_give_their_nodes_costs_and_transfers_take_the_network() -> Non
     assert report.makespan == pytest.approx(4 * 3 + 3 + 0.5, rel=1e-3)
 
 
+def test_a_collective_crosses_what_the_map_has_between_its_devices() -> None:
+    plan = chain(1).apply(Strategy(data_parallel=8))
+    one, two = (
+        compiled_costs(replace(compiled(plan, target, {}), programs=(program(collectives=(gather(),)),)))
+        for target in ("gpu:h100:1x8", "gpu:h100:2x4")
+    )
+    assert one.outside_seconds == pytest.approx(gather().seconds(H100))
+    assert two.outside_seconds == pytest.approx(gather().seconds(H100, H100.levels[1]))
+
+
 def test_a_chip_without_a_profile_needs_one() -> None:
     report = compiled(chain(2).apply(Strategy(pipeline_parallel=2)), "gpu:b200:1x2", {"F": 1.0})
     with pytest.raises(ConfigError, match="hardware 'b200' has no profile"):

@@ -31,9 +31,10 @@ def test_every_configuration_is_planned_checked_and_simulated(path: Path):
 
 def test_planning_touches_no_device():
     job = Job.of(load_config(TINY, ["strategy.data_parallel=128", "train.batch_size=512", "devices.num_virtual=256"]))
-    assert job.plan().check().num_stages == 2
+    plan = job.plan().check()
+    assert plan.num_stages == 2
     with pytest.raises(RuntimeFault, match=r"needs 256 devices; JAX finds 8 \(cpu\)"):
-        job.devices()
+        job.device_map(plan)
 
 
 def test_the_model_may_be_any_import_path():

@@ -30,6 +30,7 @@ class Network:
         count = 1 + max((max(group.devices) for group in dag.groups.values()), default=0)
         self.layout = layout or consecutive(hardware, count)
         self._transfers: dict[tuple[str, str, tuple[str, ...]], Cost] = {}
+        self._ways: dict[tuple[str, str | tuple[str, ...]], tuple[int, int]] = {}
         self._collectives: dict[tuple[str, str, tuple[str, ...], tuple[str, ...], str | None], Cost] = {}
 
     def transfer(self, node: Send) -> Cost:
@@ -86,6 +87,12 @@ class Network:
 
     def way(self, node: Send | Collective) -> tuple[int, int]:
         """The level that a transfer or collective crosses, from 0 for the fastest, and the links between neighbours."""
+        key = node.group or "", node.peer if isinstance(node, Send) else node.axes
+        if key not in self._ways:
+            self._ways[key] = self._way(node)
+        return self._ways[key]
+
+    def _way(self, node: Send | Collective) -> tuple[int, int]:
         groups, layout = self._dag.groups, self.layout
         if isinstance(node, Send):
             pairs = pairs_between(groups[node.group or ""], groups[node.peer])
