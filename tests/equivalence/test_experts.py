@@ -47,7 +47,12 @@ def _name(value: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "layout"), [*CELLS, *(pytest.param(*cell, marks=pytest.mark.full) for cell in MORE)], ids=_name
+    ("changes", "layout"),
+    [
+        *(pytest.param(*cell, marks=() if number else pytest.mark.sample) for number, cell in enumerate(CELLS)),
+        *(pytest.param(*cell, marks=pytest.mark.full) for cell in MORE),
+    ],
+    ids=_name,
 )
 def test_a_step_is_that_of_one_device(changes: dict[str, Any], layout: dict[str, Any]) -> None:
     tested = problem(changes)
