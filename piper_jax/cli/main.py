@@ -69,7 +69,7 @@ def simulate(
     source: PlanOrConfig,
     overrides: Overrides = None,
     directive: Directives = None,
-    hardware: Annotated[str | None, typer.Option(help="A profile: a100 h100 h200 v5e v5p v6e cpu.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="A profile: a100 p4d h100 h200 v5e v5p v6e cpu.")] = None,
     costs: Annotated[
         str | None,
         typer.Option(help="unit, roofline, measured (compiles and times it here), or compiled (for --target)."),

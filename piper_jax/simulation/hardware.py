@@ -6,6 +6,8 @@ Sources:
   NVIDIA A100, H100 and H200 datasheets (SXM): dense tensor-core rates, HBM, NVLink (published both ways, halved here).
   NICs are those of DGX A100 (HDR, 200 Gbit/s per GPU) and DGX H100/H200 (NDR, 400 Gbit/s per GPU).
   GPU latencies: NCCL, src/graph/tuning.cc, ring with the simple protocol (NVLink 3.4 us a step, network 14 us).
+  p4d: eight A100 of 40 GB (1,555 GB/s) on NVSwitch and 400 Gbit/s of EFA for all of them, an eighth for each
+  (aws.amazon.com/ec2/instance-types/p4); 75 us is what aws-ofi-nccl (src/platform-aws.c) tells NCCL of its network.
   TPU chips: cloud.google.com/tpu/docs/v5e, /v5p, /v6e.  ICI per link, DCN per chip and the 1 us hop: "How to Scale Your
   Model", jax-ml.github.io/scaling-book/tpus (a ring over one torus axis uses its links in both directions).
 """
@@ -101,8 +103,9 @@ def require_numbers(owner: str, *, above: float | None = None, **values: float) 
 
 
 def _gpu(
-    name: str, bf16: float, tf32: float, f64: float, hbm: float, gigabytes: int, nvlink: float, nic: float
-) -> Hardware:
+    name: str, bf16: float, tf32: float, f64: float, hbm: float, gigabytes: int, nvlink: float, nic: float,
+    nic_latency: float = 14e-6,
+) -> Hardware:  # fmt: skip
     """float32 runs as TF32, JAX's default matmul precision on these GPUs."""
     return Hardware(
         name=name,
@@ -111,7 +114,7 @@ def _gpu(
         memory_bytes=gigabytes * 10**9,
         levels=(
             Level(name="nvlink", num_devices=8, bandwidth=nvlink, ring_bandwidth=nvlink, latency_seconds=3.4e-6),
-            Level(name="network", num_devices=None, bandwidth=nic, ring_bandwidth=nic, latency_seconds=14e-6),
+            Level(name="network", num_devices=None, bandwidth=nic, ring_bandwidth=nic, latency_seconds=nic_latency),
         ),
         launch_seconds=5e-6,
     )
@@ -146,6 +149,7 @@ _CPU = Hardware(
 
 HARDWARE: dict[str, Hardware] = {
     "a100": _gpu("a100", 312e12, 156e12, 19.5e12, 2.039e12, 80, 300e9, 25e9),
+    "p4d": _gpu("p4d", 312e12, 156e12, 19.5e12, 1.555e12, 40, 300e9, 6.25e9, nic_latency=75e-6),
     "h100": _gpu("h100", 989e12, 495e12, 67e12, 3.35e12, 80, 450e9, 50e9),
     "h200": _gpu("h200", 989e12, 495e12, 67e12, 4.8e12, 141, 450e9, 50e9),
     "v5e": _tpu("v5e", 197e12, 0.819e12, 16, 45e9, 3.125e9, 256),

@@ -223,7 +223,7 @@ def test_unknown_names_are_errors_with_a_suggestion(options, text):
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a100", "h100", "h200", "v5e", "v5p", "v6e", "cpu", "H100"])
+@pytest.mark.parametrize("name", ["a100", "p4d", "h100", "h200", "v5e", "v5p", "v6e", "cpu", "H100"])
 def test_every_profile_gives_a_finite_step(name):
     report = simulate(pipeline_dag(one_f_one_b, 4, 8, devices_per_stage=4), hardware=name)
     assert 0 < report.makespan < 3600
