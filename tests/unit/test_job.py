@@ -26,6 +26,8 @@ def test_every_configuration_is_planned_checked_and_simulated(path: Path):
     plan = job.plan().check()
     assert plan.num_stages in (job.strategy.pipeline_parallel, 2 * job.strategy.pipeline_parallel)
     assert plan.num_microbatches == job.strategy.resolved_num_microbatches
+    exchanges = [node for node in plan.complete().nodes if node.op.startswith("all_to_all")]
+    assert bool(exchanges) == (job.strategy.expert_parallel > 1)
     assert 0 <= simulate(plan).bubble < 0.5
 
 
