@@ -9,7 +9,7 @@ from piper_jax import where
     phase="remat",
     options={
         "policy": "name of a policy in `jax.checkpoint_policies`: what is saved all the same; `nothing_saveable`",
-        "path": "module path or pattern, or several: only what computes these; everything",
+        "path": "module path or pattern, or several: the stages (or experts) that hold these, whole; everything",
     },
 )
 def activation_checkpointing(plan, options):

@@ -61,8 +61,10 @@ def _text_of(path):
 
 
 def _lines(name, text):
-    """Names (None without a bar) and rows of a text or CSV file; lines from # are comments."""
+    """Names (None without a bar) and rows of a text or CSV file; lines from #, and the heading of a grid, are none."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    if any("|" in line for line in lines):  # the heading of a text grid has no name
+        lines = [line for line in lines if "|" in line or "stages=" not in line]
     separator = ";" if any(";" in line for line in lines) else ","
     try:
         rows = list(csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True))
@@ -78,6 +80,8 @@ def _json_rows(file, text):
         if not isinstance(loaded, tuple | list):
             raise TypeError(f"{type(loaded).__name__} in place of a list")
         pairs = loaded if isinstance(loaded, tuple) else [(None, row) for row in loaded]
+        if wrong := [cell for _, row in pairs if not isinstance(row, str) for cell in row if not isinstance(cell, str)]:
+            raise TypeError(f"{wrong[0]!r} in place of a text")
         rows = [(name, _named(row if isinstance(row, str) else " ".join(row))) for name, row in pairs]
     except (ValueError, TypeError, RecursionError) as error:
         raise piper.DirectiveError(

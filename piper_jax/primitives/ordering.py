@@ -42,6 +42,8 @@ def order(dag: Dag, slots: Sequence[Filter | tuple[Filter, ...]]) -> Rewritten:
     if not isinstance(cast(object, slots), list | tuple):
         raise DirectiveError("order takes a list of slots.", help='order([where(PASS="F"), where(PASS="B")]).')
     listed = [slot if isinstance(slot, tuple) else (slot,) for slot in slots]
+    if () in listed:
+        raise DirectiveError(f"slot {listed.index(())} is empty.", help="name what runs there, or leave it out.")
     for filter in (filter for slot in listed for filter in slot):
         require_filter(filter)
     listed = _without_absent(dag, listed)

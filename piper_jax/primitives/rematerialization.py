@@ -43,6 +43,12 @@ def remat(dag: Dag, filter: Filter, *, policy: str = "nothing_saveable") -> Rewr
       DirectiveError: an unknown policy, an operation that has another policy already, or one that is selected in part.
     """
     if policy not in POLICIES:
+        named = getattr(policy, "__qualname__", policy)
+        if callable(policy) or str(policy).startswith(("save_", "offload_")):
+            raise DirectiveError(
+                f"policy {named!r}: policies that take arguments, such as names to save, are not supported.",
+                help=f"use one of {', '.join(POLICIES[:4])}.",
+            )
         raise DirectiveError(f"unknown policy {policy!r}.", help=suggest(str(policy), POLICIES))
     chosen = select(dag, filter)
     _require_whole(dag, filter, chosen)

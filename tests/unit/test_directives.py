@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from traced_dags import chain, experts, op, tied, traced
 
-from piper_jax import simulate, where
+from piper_jax import DirectiveError, simulate, where
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import DeviceGroup, Replication
 from piper_jax.ir.rules import check
@@ -246,3 +246,13 @@ def test_every_primitive_shows_its_rewrite(name):
     from piper_jax.primitives import PRIMITIVES
 
     assert "-->" in (PRIMITIVES[name].__doc__ or "")
+
+
+def test_an_empty_slot_is_refused():
+    with pytest.raises(DirectiveError, match="slot 1 is empty"):
+        chain(2).place(where(), group=0).order([where(PASS="F"), ()])
+
+
+def test_policies_that_take_arguments_are_refused_as_such():
+    with pytest.raises(DirectiveError, match="take arguments"):
+        chain(2).remat(where(), policy="save_only_these_names")

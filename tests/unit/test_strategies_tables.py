@@ -54,8 +54,7 @@ def test_a_table_gives_the_plan_of_the_named_schedule(tmp_path, suffix, text):
 def test_the_grid_of_a_plan_is_a_table_of_the_same_plan(tmp_path, schedule, ranks, microbatches):
     options = {"pipeline_parallel": ranks, "num_microbatches": microbatches}
     plan = chain(4, rows=24).apply(Strategy(**options, directives=(directive(schedule),)))
-    rows = grid_text(simulate(plan)).splitlines()[1:]
-    again = planned(tmp_path / "grid.txt", "\n".join(rows), ranks=ranks, microbatches=microbatches)
+    again = planned(tmp_path / "grid.txt", grid_text(simulate(plan)), ranks=ranks, microbatches=microbatches)
     for group in plan.groups:
         assert [s for s in again.dag.slots if s.group == group] == [s for s in plan.dag.slots if s.group == group]
 
@@ -181,7 +180,7 @@ def test_names_of_rows_are_ranks(tmp_path, rows, message):
         ("a.json", b"[" * 100_000, "a.json is not a list of rows: maximum recursion depth"),
         ("a.json", b"{", "a.json is not a list of rows: Expecting property name"),
         ("a.json", b"3", "a.json is not a list of rows: int in place of a list"),
-        ("a.json", b'[["F0", 1]]', "a.json is not a list of rows: sequence item 1: expected str instance, int found"),
+        ("a.json", b'[["F0", 1]]', "a.json is not a list of rows: 1 in place of a text"),
         ("a.json", b"{}", "a.json has 0 rows, but pipeline_parallel=2.\nhelp: write a row for each rank."),
         ("a.json", b'"F0 B0"', "a.json is not a list of rows: str in place of a list"),
     ],
