@@ -13,7 +13,7 @@ PARAMETERS = {"gather_distance": "how many slots ahead parameters are gathered; 
 
 def _replicated(plan, options, **sharded):
     wanted = dict(sharded)
-    if options.get("communication_overlap", False):
+    if options.choice("communication_overlap", (False, True)):
         wanted |= {"reduce_stream": "reduce", "gather_stream": "gather"}
     for name in ("bucket_bytes", "gather_distance", "reduce_every"):
         if options.get(name) is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from piper_jax.arguments import checked
 from piper_jax.device_map.crossings import Crossing, Traffic
 from piper_jax.device_map.packing import in_order, packed
 from piper_jax.device_map.slices import nearest_slices, slice_fault
@@ -15,8 +16,8 @@ from piper_jax.errors import PlanError, RuntimeFault
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import DeviceGroup
 from piper_jax.planning.completion import complete
+from piper_jax.planning.plan import Plan
 from piper_jax.simulation.hardware import HARDWARE, Hardware, hardware_profile
-from piper_jax.simulation.simulator import Completable
 from piper_jax.topology import Layout, Topology, topology_of
 
 FAMILY_PROFILE = {"nvlink": "h100", "ici": "v5p"}
@@ -39,8 +40,9 @@ class DeviceMap:
     devices: tuple[Any, ...] = field(default=(), repr=False)
 
     @classmethod
+    @checked(RuntimeFault)
     def of(
-        cls, plan: Completable | Dag, devices: Topology | Sequence[Any], *, hardware: str | Hardware | None = None
+        cls, plan: Plan | Dag, devices: Topology | Sequence[Any], *, hardware: str | Hardware | None = None
     ) -> DeviceMap:
         """The best placement that is known: tensor and expert in the fastest domain, then data, then pipeline.
 
@@ -59,8 +61,9 @@ class DeviceMap:
         return cls(dag=given.dag, layout=given.best, hardware=given.hardware, devices=given.devices)
 
     @classmethod
+    @checked(RuntimeFault)
     def given(
-        cls, plan: Completable | Dag, devices: Topology | Sequence[Any], *, hardware: str | Hardware | None = None
+        cls, plan: Plan | Dag, devices: Topology | Sequence[Any], *, hardware: str | Hardware | None = None
     ) -> DeviceMap:
         """Logical device i is ``devices[i]``, whatever that costs; arguments as for :meth:`of`."""
         dag = complete(plan) if isinstance(plan, Dag) else plan.complete()

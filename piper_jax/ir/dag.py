@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Bucket, DataEdge, DeviceGroup, Node, Op, OrderEdge, Value
+from piper_jax.ir.nodes import Bucket, Count, DataEdge, DeviceGroup, Node, Op, OrderEdge, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class Slot:
 class Coupling:
     """What an optimizer update exchanges between groups after ``round`` (a global norm): some scalars."""
 
-    round: int
+    round: Count
     buckets: tuple[str, ...]
-    nbytes: int
+    nbytes: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Dag:
     """One training step over all devices. A value: directives return new ones.
 
@@ -53,3 +53,11 @@ class Dag:
     couplings: tuple[Coupling, ...] = ()
     num_microbatches: int = 1
     memo: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        from piper_jax.ir.text import summary_text
+
+        return summary_text(self)
+
+    def __repr__(self) -> str:
+        return f"Dag({len(self.nodes)} nodes, {len(self.data)} edges, {len(self.groups)} groups)"

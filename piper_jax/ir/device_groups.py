@@ -19,6 +19,23 @@ def axis_size(group: DeviceGroup, axes: Iterable[str]) -> int:
     return math.prod(sizes.get(axis, 1) for axis in axes)
 
 
+def impossible(group: DeviceGroup) -> tuple[str, str] | None:
+    """Why no group can be like this, and what to do; None where it can."""
+    names = [name for name, _ in axes_of(group)]
+    if not group.devices or len(set(group.devices)) < len(group.devices):
+        return f"group {group.name}: {group.devices} are not distinct device ids from 0.", "list each device once."
+    if len(set(names)) < len(names):
+        return f"group {group.name}: its axes {', '.join(names)} are not distinct.", "name each axis once."
+    needed = axis_size(group, names)
+    if needed != len(group.devices):
+        axes = " x ".join(f"{name}={extent}" for name, extent in group.axes)
+        return (
+            f"group {group.name} has {len(group.devices)} devices, but its axes {axes} need {needed}.",
+            "let the product of the axes be the number of devices.",
+        )
+    return None
+
+
 def joint_group(groups: Sequence[DeviceGroup]) -> DeviceGroup:
     """One group over the devices of all ``groups``, such as ``g0+g3``; a single group is itself.
 

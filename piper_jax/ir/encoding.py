@@ -1,28 +1,22 @@
-"""A DAG as plain data for JSON, and back. Nodes and edges are rows that refer to nodes by their number."""
+"""A DAG as plain data for JSON. Nodes and edges are rows that refer to nodes by their number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, cast
 
-from piper_jax.ir.dag import Coupling, Dag, Slot
+from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import (
-    Bucket,
     Collective,
     Compute,
-    DataEdge,
-    DeviceGroup,
     Leaf,
     Node,
-    Op,
-    OrderEdge,
     Recv,
     Replication,
     Send,
     Update,
-    Value,
 )
 
 T = TypeVar("T")
@@ -47,26 +41,6 @@ def dag_data(dag: Dag) -> dict[str, Plain]:
     }
 
 
-def dag_from_data(data: Mapping[str, Plain]) -> Dag:
-    """The DAG that :func:`dag_data` wrote. Raises KeyError, TypeError, ValueError or IndexError on anything else."""
-    rows: dict[str, list[list[Any]]] = {name: data[name] for name in ("nodes", "data", "order", "slots")}
-    ids = [NodeId(*row[1:6]) for row in rows["nodes"]]
-    node_at = cast(Callable[[int], NodeId], ids.__getitem__)
-    nodes = [_node(row, ids) for row in rows["nodes"]]
-    return Dag(
-        nodes=dict(zip(ids, nodes, strict=True)),
-        data=tuple(DataEdge(node_at(row[0]), node_at(row[1]), tuple(row[2:])) for row in rows["data"]),
-        order=tuple(OrderEdge(node_at(row[0]), node_at(row[1]), row[2]) for row in rows["order"]),
-        slots=tuple(Slot(group=row[0], nodes=tuple(node_at(i) for i in row[1:])) for row in rows["slots"]),
-        ops=_table(Op, data["ops"]),
-        values=_table(Value, data["values"]),
-        buckets={row["name"]: _bucket(row) for row in data["buckets"]},
-        groups=_table(DeviceGroup, data["groups"]),
-        couplings=tuple(from_record(Coupling, row) for row in data["couplings"]),
-        num_microbatches=data["num_microbatches"],
-    )
-
-
 def record(item: Any) -> dict[str, Plain]:
     """The fields of a dataclass that differ from their defaults."""
     written: dict[str, Plain] = {}
@@ -77,34 +51,10 @@ def record(item: Any) -> dict[str, Plain]:
     return written
 
 
-def from_record(cls: type[T], row: Mapping[str, Plain]) -> T:
-    """A flat dataclass from what :func:`record` wrote."""
-    return cls(**{name: tuples(value) for name, value in row.items()})
-
-
-def tuples(value: Plain) -> Plain:
-    """Lists, at any depth, as tuples."""
-    return tuple(tuples(item) for item in cast(list[Any], value)) if isinstance(value, list) else value
-
-
 def _plain(value: Any) -> Plain:
     if isinstance(value, tuple):
         return [_plain(item) for item in cast(tuple[Any, ...], value)]
     return record(value) if isinstance(value, Leaf | Replication) else value
-
-
-def _table(cls: type[T], rows: Iterable[Mapping[str, Plain]]) -> dict[str, T]:
-    return {row["name"]: from_record(cls, row) for row in rows}
-
-
-def _bucket(row: Mapping[str, Plain]) -> Bucket:
-    flat = {name: value for name, value in row.items() if name not in ("leaves", "replication")}
-    replication = row.get("replication")
-    return Bucket(
-        leaves=tuple(from_record(Leaf, leaf) for leaf in row["leaves"]),
-        replication=None if replication is None else from_record(Replication, replication),
-        **flat,
-    )
 
 
 def _node_row(node: Node, number: Mapping[NodeId, int]) -> list[Plain]:
@@ -115,11 +65,3 @@ def _node_row(node: Node, number: Mapping[NodeId, int]) -> list[Plain]:
             extra["match"] = number[node.match]
         row.append(extra)
     return row
-
-
-def _node(row: Sequence[Plain], ids: Sequence[NodeId]) -> Node:
-    written: dict[str, Plain] = row[8] if len(row) > 8 else {}
-    extra = {name: tuples(value) for name, value in written.items()}
-    if "match" in extra:
-        extra["match"] = ids[extra["match"]]
-    return NODE_CLASSES[row[0]](id=NodeId(*row[1:6]), group=row[6], stream=row[7], **extra)

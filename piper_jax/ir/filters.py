@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import EllipsisType
-from typing import assert_never, cast
+from typing import ClassVar, assert_never, cast
 
+from piper_jax.arguments import shown
 from piper_jax.errors import FilterError, suggest
 from piper_jax.ir.ids import PASSES, NodeId
 
 Spec = int | range | tuple[int, ...] | EllipsisType
 """What a coordinate may be: one number, a range, several numbers, or ``...`` for any number (but not none)."""
 
+MAX_DEPTH = 300
 ADMITTED = {"F": ("F",), "B": ("B", "BI", "BW"), "BI": ("BI",), "BW": ("BW",), "U": ("U",)}
 """The passes of nodes that each named pass selects."""
 
@@ -31,10 +33,10 @@ class Combinable:
         return Not(inner=cast(Filter, self))
 
     def __and__(self, other: Filter) -> And:
-        return And(left=cast(Filter, self), right=other)
+        return And(left=cast(Filter, self), right=require_filter(other))
 
     def __or__(self, other: Filter) -> Or:
-        return Or(left=cast(Filter, self), right=other)
+        return Or(left=cast(Filter, self), right=require_filter(other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Where(Combinable):
     MB: Spec | None = None
     PASS: tuple[str, ...] | None = None
     path: tuple[str, ...] | None = None
+    depth: ClassVar[int] = 0
 
     def __str__(self) -> str:
         parts = [f"{name}={_spec_text(spec)}" for name, spec in self.coordinates()]
@@ -75,33 +78,51 @@ class Where(Combinable):
         )
 
 
+class Compound(Combinable):
+    """A filter made of others, ``depth`` operators inside one another."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        depth = 1 + max(getattr(self, name).depth for name in ("inner", "left", "right") if hasattr(self, name))
+        object.__setattr__(self, "depth", depth)
+        if depth > MAX_DEPTH:
+            raise FilterError(
+                f"a filter of more than {MAX_DEPTH} operators, one inside another.",
+                help="name several coordinates at once: where(MB=(0, 1, 2)) or where(MB=range(3)).",
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Not(Combinable):
+class Not(Compound):
     """Compute nodes that ``inner`` does not select."""
 
     inner: Filter
+    depth: int = field(default=0, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"~{self.inner}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class And(Combinable):
+class And(Compound):
     """Nodes that both select."""
 
     left: Filter
     right: Filter
+    depth: int = field(default=0, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"({self.left} & {self.right})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Or(Combinable):
+class Or(Compound):
     """Nodes that either selects."""
 
     left: Filter
     right: Filter
+    depth: int = field(default=0, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"({self.left} | {self.right})"
@@ -138,7 +159,7 @@ def where(
         raise FilterError(
             f"where({name}=...): unknown coordinate {name!r}.", help=suggest(name, ("PASS", "PP", "EP", "MB", "path"))
         )
-    passes = _words(PASS)
+    passes = _words("PASS", PASS)
     for name in passes or ():
         if name not in PASSES:
             raise FilterError(f"where(PASS={name!r}): unknown pass.", help=suggest(name, PASSES))
@@ -148,7 +169,16 @@ def where(
         )
     for name, spec in (("PP", PP), ("EP", EP), ("MB", MB)):
         _require_spec(name, spec)
-    return Where(PP=PP, EP=EP, MB=MB, PASS=passes, path=_words(path))
+    return Where(PP=PP, EP=EP, MB=MB, PASS=passes, path=_words("path", path))
+
+
+def require_filter(filter: object) -> Filter:
+    """The filter that ``filter`` is. Raises FilterError for what is none."""
+    if not isinstance(filter, Where | Not | And | Or):
+        raise FilterError(
+            f"{shown(filter)} is not a filter.", help="write where(PP=0, PASS='F') or a combination of such."
+        )
+    return filter
 
 
 def leaves(filter: Filter) -> Iterator[Where]:
@@ -198,8 +228,16 @@ def under(patterns: tuple[str, ...], paths: tuple[str, ...]) -> bool:
     )
 
 
-def _words(words: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    return words if words is None else (words,) if isinstance(words, str) else tuple(words)
+def _words(name: str, words: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    if words is None:
+        return None
+    alone = isinstance(words, str) or not isinstance(cast(object, words), Iterable)
+    listed = cast(tuple[object, ...], (words,) if alone else tuple(words))
+    for word in listed:
+        if not isinstance(word, str):
+            what = f"where({name}={shown(words)}): {shown(word)} is not a string."
+            raise FilterError(what, help=f"{name} is a string or several.")
+    return cast(tuple[str, ...], listed)
 
 
 def _require_spec(name: str, spec: Spec | None) -> None:

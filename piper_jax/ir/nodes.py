@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from piper_jax.hints import From, Name
 from piper_jax.ir.ids import NodeId
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 LeafKind = Literal["trainable", "mutable", "constant"]
 Way = Literal["enter", "leave"]
-Every = Literal["step", "microbatch"] | int
+Every = Literal["step", "microbatch"] | Annotated[int, From(1)]
+Count = Annotated[int, From(0)]
 
 
 # -- nodes: one per device group, never per device ------------------------------------------------
@@ -20,7 +22,7 @@ class Compute:
 
     id: NodeId
     group: str | None = None
-    stream: str = "compute"
+    stream: Name = "compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,9 @@ class Update:
 
     id: NodeId
     group: str | None = None
-    stream: str = "compute"
+    stream: Name = "compute"
     buckets: tuple[str, ...] = ()
-    round: int = 0
+    round: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Collective:
 
     id: NodeId
     group: str | None = None
-    stream: str = "compute"
+    stream: Name = "compute"
     kind: CollectiveKind
     axes: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
@@ -112,17 +114,17 @@ class Op:
     """
 
     name: str
-    units: tuple[int, ...] = ()
-    PP: int | None = None
-    EP: int | None = None
+    units: tuple[Count, ...] = ()
+    PP: Count | None = None
+    EP: Count | None = None
     path: str = ""
     source: str = ""
-    flops_forward: int = 0
-    flops_backward_input: int = 0
-    flops_backward_weight: int = 0
-    residual_bytes: int = 0
-    kept_bytes: int | None = None
-    crossing_bytes: int = 0
+    flops_forward: Count = 0
+    flops_backward_input: Count = 0
+    flops_backward_weight: Count = 0
+    residual_bytes: Count = 0
+    kept_bytes: Count | None = None
+    crossing_bytes: Count = 0
     reads: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()
     has_backward: bool = True
@@ -132,8 +134,8 @@ class Op:
     remat: str | None = None
     row_bound: float | None = None
     shard_axis: str | None = None
-    shard_stream: str = "compute"
-    replica_means: tuple[int, int] = (0, 0)
+    shard_stream: Name = "compute"
+    replica_means: tuple[Count, Count] = (0, 0)
     needs_weight: bool = False
 
 
@@ -146,10 +148,10 @@ class Value:
     """
 
     name: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
     dtype: str = "float32"
-    batch_dim: int | None = None
-    nbytes: int = 0
+    batch_dim: Count | None = None
+    nbytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +159,10 @@ class Leaf:
     """One logical leaf of the model's state: path in the model, shape, dtype, kind."""
 
     path: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
     kind: LeafKind
-    nbytes: int
+    nbytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +176,11 @@ class Replication:
     shard_optimizer: bool = False
     shard_grads: bool = False
     shard_params: bool = False
-    bucket_bytes: int | None = None
+    bucket_bytes: Annotated[int, From(1)] | None = None
     reduce_every: Every = "step"
-    gather_distance: int = 1
-    reduce_stream: str = "compute"
-    gather_stream: str = "compute"
+    gather_distance: Count = 1
+    reduce_stream: Name = "compute"
+    gather_stream: Name = "compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class Bucket:
     name: str
     leaves: tuple[Leaf, ...]
     replication: Replication | None = None
-    optimizer_bytes: int = 0
+    optimizer_bytes: Count = 0
     elementwise: bool = True
 
 
@@ -204,9 +206,9 @@ class DeviceGroup:
     A flat tuple of ids means one axis, ``data``.
     """
 
-    name: str
-    devices: tuple[int, ...]
-    axes: tuple[tuple[str, int], ...] = ()
+    name: Name
+    devices: tuple[Count, ...]
+    axes: tuple[tuple[Name, Annotated[int, From(1)]], ...] = ()
 
 
 # -- edges --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from piper_jax.errors import FilterError
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.filters import ADMITTED, And, Filter, Not, Or, Where, leaves, selects, under
+from piper_jax.ir.filters import ADMITTED, And, Filter, Not, Or, Where, leaves, require_filter, selects, under
 from piper_jax.ir.ids import NodeId
 
 
@@ -83,12 +83,6 @@ def paths_of(dag: Dag, node: NodeId) -> tuple[str, ...]:
         return (op.name, *op.path.split())
     bucket = dag.buckets.get(node.op.removeprefix("update "))
     return () if bucket is None else (bucket.name, *(leaf.path for leaf in bucket.leaves))
-
-
-def require_filter(filter: object) -> None:
-    """Raises FilterError for what is not a filter."""
-    if not isinstance(filter, Where | Not | And | Or):
-        raise FilterError(f"{filter!r} is not a filter.", help="write where(PP=0, PASS='F') or a combination of such.")
 
 
 def select(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:

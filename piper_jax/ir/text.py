@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.device_groups import axes_of
@@ -13,18 +13,25 @@ from piper_jax.ir.nodes import Bucket, Collective, Compute, DeviceGroup, Node, R
 from piper_jax.ir.ownership import shard_axes_of
 from piper_jax.ir.selection import numbers_text, select
 
+MAX_ROWS = 24
+
 
 def dag_text(dag: Dag) -> str:
     """The canonical text of a completed DAG: groups, state, and every slot of every group in its order.
 
     A line is one slot; further members of a slot follow on lines with ``with``. Equal DAGs give equal text.
     """
-    sharded = shard_axes_of(dag)
-    lines = ["groups", *(f"  {group_text(group)}" for group in dag.groups.values())]
-    lines += ["state", *(f"  {bucket_text(b, sharded.get(b.name, frozenset()))}" for b in dag.buckets.values())]
-    for group, slots in linearize(dag).items():
-        lines += [group, *(line for slot in slots for line in slot_lines(dag, slot, group))]
-    return "\n".join(lines) + "\n"
+    return "\n".join(line for section in _sections(dag) for line in section) + "\n"
+
+
+def summary_text(dag: Dag) -> str:
+    """What ``print(dag)`` shows: :func:`dag_text` with the first slots of each group, or the nodes before placement."""
+    if any(node.group not in dag.groups for node in dag.nodes.values()):
+        return "\n".join(["nodes", *_shortened([f"  {node_text(node)}" for node in dag.nodes.values()])])
+    lines: list[str] = []
+    for head, *rows in _sections(dag):
+        lines += [head, *_shortened(rows)]
+    return "\n".join(lines)
 
 
 def selection_text(dag: Dag, filter: Filter) -> str:
@@ -115,3 +122,17 @@ def order_rows(dag: Dag) -> Mapping[str, tuple[str, ...]]:
         show_stage = len({n.PP for nodes in computed for n in nodes if n.PP is not None}) > 1
         rows[group] = tuple(cells(nodes, show_stage) for nodes in computed if nodes)
     return rows
+
+
+def _sections(dag: Dag) -> Iterator[list[str]]:
+    """The groups, the state, and the slots of each group, each under its heading."""
+    sharded = shard_axes_of(dag)
+    yield ["groups", *(f"  {group_text(group)}" for group in dag.groups.values())]
+    yield ["state", *(f"  {bucket_text(b, sharded.get(b.name, frozenset()))}" for b in dag.buckets.values())]
+    for group, slots in linearize(dag).items():
+        yield [group, *(line for slot in slots for line in slot_lines(dag, slot, group))]
+
+
+def _shortened(rows: Sequence[str]) -> list[str]:
+    more = len(rows) - MAX_ROWS
+    return [*rows[:MAX_ROWS], f"  ... {more} more"] if more > 0 else list(rows)

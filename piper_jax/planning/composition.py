@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from piper_jax.arguments import shown
 from piper_jax.errors import DirectiveError, PiperError, suggest
 from piper_jax.ir.filters import where
 from piper_jax.planning.history import failing_line, first_line
@@ -27,7 +28,9 @@ def compose(plan: Plan, strategy: object) -> Plan:
       DirectiveError: an unknown name or option, or two directives that contradict each other.
     """
     if not isinstance(strategy, Strategy):
-        raise DirectiveError(f"{strategy!r} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...).")
+        raise DirectiveError(
+            f"{shown(strategy)} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...)."
+        )
     wanted = _with_experts(plan, strategy, _with_memory(_all_directives(strategy)))
     named = [(item, find_strategy(item.name)) for item in wanted]
     for item, registered in named:
@@ -76,22 +79,22 @@ def _with_memory(directives: Sequence[Directive]) -> Sequence[Directive]:
         if wanted is None:
             listed.append(item)
             continue
-        if wanted not in MEMORY_OPTIMIZATIONS:
+        if not isinstance(wanted, str) or wanted not in MEMORY_OPTIMIZATIONS:
             raise DirectiveError(
-                f"{item}: memory_optimization={wanted!r} is unknown.", help=suggest(str(wanted), MEMORY_OPTIMIZATIONS)
+                f"{item}: memory_optimization={shown(wanted)} is unknown.",
+                help=suggest(str(wanted), MEMORY_OPTIMIZATIONS),
             )
         del own["memory_optimization"]
-        listed += (Directive(item.name, own), directive(MEMORY_OPTIMIZATIONS[str(wanted)]))
+        listed += (Directive(item.name, own), directive(MEMORY_OPTIMIZATIONS[wanted]))
     return listed
 
 
 def _require_known_options(item: Directive, registered: Registered) -> None:
     for name, _ in item.options:
         if name not in registered.options:
-            known = "; ".join(f"{option}: {meaning}" for option, meaning in registered.options.items())
             raise DirectiveError(
                 f"{item}: option {name!r} means nothing to {item.name}.",
-                detail=(known,) if known else (),
+                detail=[f"{option}: {meaning}" for option, meaning in registered.options.items()],
                 help=suggest(name, registered.options) if registered.options else f"{item.name} has no options.",
             )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Annotated, Any, NoReturn, Protocol
 
-from piper_jax.errors import DirectiveError, FilterError, PlanError, writing
+from piper_jax.arguments import checked, require_call
+from piper_jax.errors import ConfigError, DirectiveError, FilterError, PlanError, suggest, writing
+from piper_jax.hints import From
 from piper_jax.ir.collector import collector_paused
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
@@ -18,8 +21,10 @@ from piper_jax.ir.rules import check
 from piper_jax.ir.selection import is_split
 from piper_jax.planning.completion import complete
 from piper_jax.planning.history import Applied, earlier, user_line
+from piper_jax.planning.structure import Structure, differences
 from piper_jax.primitives import PRIMITIVES
 
+FILTERS = ("filter", "slots")  # arguments that say themselves what they are
 SPLIT_FIELDS = ("splittable", "whole_because")
 
 
@@ -28,6 +33,9 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    @property
+    def structure(self) -> Structure: ...
 
     def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> Sequence[Mapping[str, Any]] | None:
         """The cost fields of operations made of these units with these remat policies, or None if unknown."""
@@ -38,6 +46,7 @@ class Unbound:
     """Stands for the program of a loaded plan until ``plan.bind``."""
 
     fingerprint: str = ""
+    structure: Structure = field(default_factory=dict)
 
     def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> None:
         """Operations keep the costs that they have."""
@@ -57,7 +66,7 @@ class Plan:
 
     dag: Dag
     history: tuple[Applied, ...] = ()
-    source: Source = field(default=Unbound(), compare=False)
+    source: Source = field(default_factory=Unbound, compare=False)
     forward: ForwardMap = field(default=ForwardMap(), compare=False, repr=False)
 
     # -- directives ---------------------------------------------------------------------------------------------
@@ -69,9 +78,7 @@ class Plan:
         """Divides the batch into microbatches; see :func:`piper_jax.primitives.split`."""
         return self._rewritten("split", filter=filter, num_microbatches=num_microbatches, coordinate=coordinate)
 
-    def place(
-        self, filter: Filter, *, group: DeviceGroup | tuple[int, ...] | int | str, stream: str = "compute"
-    ) -> Plan:
+    def place(self, filter: Filter, *, group: DeviceGroup | Sequence[int] | int | str, stream: str = "compute") -> Plan:
         """Runs nodes on a group of devices; see :func:`piper_jax.primitives.place`."""
         return self._rewritten("place", filter=filter, group=group, stream=stream)
 
@@ -79,7 +86,7 @@ class Plan:
         """Divides experts over a mesh axis; see :func:`piper_jax.primitives.shard`."""
         return self._rewritten("shard", filter=filter, axis=axis, stream=stream)
 
-    def replicate(self, filter: Filter, *, axes: tuple[str, ...] = ("data",), **options: Any) -> Plan:
+    def replicate(self, filter: Filter, *, axes: str | Sequence[str] = ("data",), **options: Any) -> Plan:
         """Data parallelism and ZeRO; see :func:`piper_jax.primitives.replicate`."""
         return self._rewritten("replicate", filter=filter, axes=axes, **options)
 
@@ -97,7 +104,8 @@ class Plan:
 
         return compose(self, strategy)
 
-    def replay(self, history: Iterable[Applied]) -> Plan:
+    @checked(DirectiveError)
+    def replay(self, history: Sequence[Applied]) -> Plan:
         """Applies recorded directives again, such as those of another plan or a loaded one."""
         plan = self
         for record in history:
@@ -137,7 +145,8 @@ class Plan:
                 known = self.dag.memo["completed"] = complete(self.dag)
         return known
 
-    def check(self, *, memory_limit: int | None = None) -> Plan:
+    @checked(PlanError)
+    def check(self, *, memory_limit: Annotated[int, From(0)] | None = None) -> Plan:
         """Holds the completed plan against every rule of the checker.
 
         Args:
@@ -158,7 +167,8 @@ class Plan:
         return self
 
     # -- in and out -------------------------------------------------------------------------------------------------
-    def save(self, path: str | Path) -> None:
+    @checked(ConfigError)
+    def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan as JSON, without the program; :func:`piper_jax.load_plan` reads it.
 
         Raises:
@@ -185,7 +195,8 @@ class Plan:
         fresh: Plan = trace(loss_fn, params, batch, optimizer=optimizer, **options)
         if fresh.fingerprint != self.fingerprint:
             raise PlanError(
-                f"this plan was made for another program: fingerprint {self.fingerprint}, given {fresh.fingerprint}.",
+                "bind: this plan was made for another program.",
+                detail=differences(self.source.structure, fresh.source.structure),
                 help="bind the same model, batch shapes and optimizer, or trace and plan anew.",
             )
         return replace(self, source=fresh.source)
@@ -205,9 +216,13 @@ class Plan:
         return self._apply(Applied(name=name, arguments=tuple(arguments.items()), line=user_line()))
 
     def _apply(self, record: Applied) -> Plan:
+        arguments = dict(record.arguments)
         try:
+            if record.name not in PRIMITIVES:
+                raise DirectiveError("there is no such directive.", help=suggest(record.name, PRIMITIVES))
+            require_call(PRIMITIVES[record.name], (self.dag,), arguments, DirectiveError, apart=FILTERS)
             with collector_paused():
-                dag, forward = PRIMITIVES[record.name](self.dag, **dict(record.arguments))
+                dag, forward = PRIMITIVES[record.name](self.dag, **arguments)
         except (DirectiveError, FilterError) as error:
             self._raise_located(error, record)
         if record.name in ("cut", "remat"):

@@ -7,10 +7,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from piper_jax.arguments import checked, require_call, shown
 from piper_jax.errors import DirectiveError, PiperError, suggest
 from piper_jax.planning.history import failing_line, first_line, user_line
 from piper_jax.planning.plan import Plan
@@ -68,13 +70,15 @@ def strategy(
       DirectiveError: the name is no name, what it names is no function, or another file has registered it.
     """
     _require_name(name)
+    at = f"strategy({name!r}) at {user_line()}: "
+    require_call(strategy, (name,), {"phase": phase, "options": options}, DirectiveError, place=at, apart=("phase",))
     if phase not in PHASES:
-        raise DirectiveError(f"strategy({name!r}): there is no phase {phase!r}.", help=suggest(phase, PHASES))
+        raise DirectiveError(f"{at}there is no phase {phase!r}.", help=suggest(str(phase), PHASES))
 
     def register(function: StrategyFunction) -> StrategyFunction:
         if not inspect.isfunction(function):
             raise DirectiveError(
-                f"strategy({name!r}) at {user_line()}: {function!r} is no function.",
+                f"{at}{shown(function)} is no function.",
                 help="put it above a def of (plan, options).",
             )
         file = function.__code__.co_filename
@@ -109,6 +113,7 @@ def _require_name(name: object) -> None:
         )
 
 
+@checked(DirectiveError)
 def find_strategy(name: str) -> Registered:
     """The strategy of this name.
 
@@ -142,7 +147,8 @@ def strategies_text(known: Iterable[Registered]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def load_strategies(path: str | Path) -> ModuleType:
+@checked(DirectiveError)
+def load_strategies(path: str | PathLike[str]) -> ModuleType:
     """Runs a file that registers strategies, once.
 
     Raises:

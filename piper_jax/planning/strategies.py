@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
+from piper_jax.arguments import checked, require_fields, shown
 from piper_jax.errors import AnnotationError, DirectiveError, suggest
+from piper_jax.hints import From
 from piper_jax.ir.nodes import DeviceGroup
 
 T = TypeVar("T")
+Degree = Annotated[int, From(1)]
 DEGREES = ("data_parallel", "pipeline_parallel", "expert_parallel", "tensor_parallel")
 
 
@@ -26,6 +29,8 @@ class Directive:
 
     def __call__(self, cls: type[T]) -> type[T]:
         """Marks a model class; several decorators read from top to bottom."""
+        if not isinstance(cls, type):
+            raise AnnotationError(f"{self}: {shown(cls)} is not a class.", help="put it above the class of a model.")
         below = cls.__dict__.get("__piper_directives__", ())
         cast(Any, cls).__piper_directives__ = (self, *below)
         return cls
@@ -34,6 +39,7 @@ class Directive:
         return f"directive({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options)])})"
 
 
+@checked(DirectiveError)
 def directive(name: str, **options: object) -> Directive:
     """Names a strategy, such as ``directive("DualPipeV", communication_overlap=True)``.
 
@@ -44,8 +50,6 @@ def directive(name: str, **options: object) -> Directive:
     Returns:
       A value for ``Strategy(directives=...)`` that is also a class decorator.
     """
-    if not isinstance(name, str):
-        raise DirectiveError(f"directive({name!r}): the name of a strategy is a string.", help='directive("1F1B").')
     return Directive(name, options)
 
 
@@ -59,38 +63,38 @@ class Strategy:
       data_parallel, pipeline_parallel, expert_parallel, tensor_parallel: degrees, at least 1.
       zero_stage: 0 to 3; k is short for ``directive("ZeRO-k")``.
       num_microbatches: per step; None means twice the pipeline degree, or 1 without pipeline.
-      directives: named strategies; the schedule is 1F1B where none is named.
+      directives: named strategies, or a single one; the schedule is 1F1B where none is named.
     """
 
-    data_parallel: int = 1
-    pipeline_parallel: int = 1
-    expert_parallel: int = 1
-    tensor_parallel: int = 1
-    zero_stage: int = 0
-    num_microbatches: int | None = None
+    data_parallel: Degree = 1
+    pipeline_parallel: Degree = 1
+    expert_parallel: Degree = 1
+    tensor_parallel: Degree = 1
+    zero_stage: Annotated[int, From(0, 3)] = 0
+    num_microbatches: Degree | None = None
     directives: tuple[Directive, ...] = ()
 
     def __new__(cls, *args: object, **given: object) -> Strategy:
         """Refuses a misspelt degree before the generated ``__init__`` does, with a suggestion."""
         names = [f.name for f in fields(cls)]
+        if args:
+            raise DirectiveError(f"Strategy: {shown(args[0])} has no name.", help="such as Strategy(data_parallel=2).")
         for name in given:
             if name not in names:
                 raise DirectiveError(f"Strategy has no {name!r}.", help=suggest(name, names))
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "directives", tuple(self.directives))
-        for name in (*DEGREES, "num_microbatches"):
-            value = getattr(self, name)
-            if not (value is None and name == "num_microbatches") and not _is_count(value, 1):
-                raise DirectiveError(f"Strategy({name}={value!r}): not a number from 1.", help="use 1, 2, 3, ...")
-        if not _is_count(self.zero_stage, 0) or self.zero_stage > 3:
-            raise DirectiveError(f"Strategy(zero_stage={self.zero_stage!r}): not 0, 1, 2 or 3.", help="use 0 to 3.")
-        for item in self.directives:
+        named: object = self.directives
+        listed = tuple(cast(Sequence[object], named)) if isinstance(named, tuple | list) else (named,)
+        for item in listed:
             if not isinstance(item, Directive):
-                raise DirectiveError(
-                    f"Strategy(directives=...): {item!r} is not a directive.", help=f"write piper.directive({item!r})."
+                fix = (
+                    f"write piper.directive({item!r})." if isinstance(item, str) else 'such as piper.directive("1F1B").'
                 )
+                raise DirectiveError(f"Strategy: {shown(item)} is not a directive.", help=fix)
+        object.__setattr__(self, "directives", listed)
+        require_fields(self, DirectiveError, "Strategy: ")
 
     @classmethod
     def of(cls, model: object) -> Strategy:
@@ -147,6 +151,7 @@ class StrategyOptions:
         shared: dict[str, Any] = {name: getattr(strategy, name) for name in (*DEGREES, "zero_stage")}
         return cls(directive=directive, num_microbatches=strategy.resolved_num_microbatches, own=dict(own), **shared)
 
+    @checked(DirectiveError)
     def group(self, rank: int) -> DeviceGroup:
         """The devices of a pipeline rank from 0: a group such as ``g0`` with axes data, expert and tensor."""
         if not 0 <= rank < self.pipeline_parallel:
@@ -161,6 +166,7 @@ class StrategyOptions:
         """The directive's own option, or ``default``."""
         return self.own.get(name, default)
 
+    @checked(DirectiveError)
     def choice(self, name: str, legal: Sequence[Any]) -> Any:
         """The directive's own option, one of ``legal``; the first of them where it is not given.
 
@@ -176,7 +182,8 @@ class StrategyOptions:
             help=known or f"use {' or '.join(repr(k) for k in legal)}.",
         )
 
-    def require_microbatches(self, *, multiple_of: int = 1, at_least: int = 1, rule: str) -> None:
+    @checked(DirectiveError)
+    def require_microbatches(self, *, multiple_of: Degree = 1, at_least: Degree = 1, rule: str) -> None:
         """Refuses a number of microbatches for which the schedule is not defined.
 
         Args:
@@ -203,7 +210,3 @@ class StrategyOptions:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.own)
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -10,11 +10,11 @@ from piper_jax.errors import DirectiveError
 from piper_jax.ir.contraction import contract
 from piper_jax.ir.cycles import cycle_lines, cycle_steps, shortest_cycle
 from piper_jax.ir.dag import Dag, Slot
-from piper_jax.ir.filters import Filter, Where
+from piper_jax.ir.filters import Filter, Where, require_filter
 from piper_jax.ir.forward import Rewritten
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute
-from piper_jax.ir.selection import found, keep_index, require_filter
+from piper_jax.ir.selection import found, keep_index
 from piper_jax.primitives.backward_split import Whole, select_in_halves, split_backwards, whole_backwards
 
 

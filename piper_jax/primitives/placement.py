@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from piper_jax.arguments import require_fields
 from piper_jax.errors import DirectiveError
+from piper_jax.hints import Name
 from piper_jax.ir.dag import Dag
+from piper_jax.ir.device_groups import axes_of, impossible
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import Rewritten
 from piper_jax.ir.ids import NodeId
@@ -14,7 +18,7 @@ from piper_jax.ir.selection import keep_index, select
 
 
 def place(
-    dag: Dag, filter: Filter, *, group: DeviceGroup | tuple[int, ...] | int | str, stream: str = "compute"
+    dag: Dag, filter: Filter, *, group: DeviceGroup | Sequence[int] | int | str, stream: Name = "compute"
 ) -> Rewritten:
     """Runs the selected nodes on a group of devices.
 
@@ -61,7 +65,7 @@ def _placed_twice(node: NodeId, old: str | None, new: str) -> DirectiveError:
     )
 
 
-def _resolve(dag: Dag, group: DeviceGroup | tuple[int, ...] | int | str) -> DeviceGroup:
+def _resolve(dag: Dag, group: DeviceGroup | Sequence[int] | int | str) -> DeviceGroup:
     """The group that is meant, with explicit axes, checked against the plan's other groups."""
     if isinstance(group, str):
         if group not in dag.groups:
@@ -69,11 +73,15 @@ def _resolve(dag: Dag, group: DeviceGroup | tuple[int, ...] | int | str) -> Devi
                 f"the plan has no group {group!r}.", help=f"groups so far: {', '.join(dag.groups) or 'none'}."
             )
         return dag.groups[group]
-    devices = group.devices if isinstance(group, DeviceGroup) else (group,) if isinstance(group, int) else tuple(group)
-    name = group.name if isinstance(group, DeviceGroup) else _name(devices)
-    axes = group.axes if isinstance(group, DeviceGroup) else ()
-    resolved = DeviceGroup(name=name, devices=devices, axes=axes or (("data", len(devices)),))
+    if isinstance(group, DeviceGroup):
+        named = group
+    else:
+        devices = (group,) if isinstance(group, int) else tuple(group)
+        named = DeviceGroup(name=_name(devices), devices=devices)
+    require_fields(named, DirectiveError, "DeviceGroup: ")
+    resolved = replace(named, axes=axes_of(named))
     _require_sound(resolved)
+    name, devices = resolved.name, resolved.devices
     for other in dag.groups.values():
         if other == resolved or (not isinstance(group, DeviceGroup) and other.devices == devices):
             return other
@@ -88,19 +96,9 @@ def _resolve(dag: Dag, group: DeviceGroup | tuple[int, ...] | int | str) -> Devi
 
 
 def _require_sound(group: DeviceGroup) -> None:
-    size = 1
-    for _, extent in group.axes:
-        size *= extent
-    if not group.devices or len(set(group.devices)) != len(group.devices) or min(group.devices) < 0:
-        raise DirectiveError(
-            f"group {group.name}: {group.devices} are not distinct device ids from 0.", help="list each device once."
-        )
-    if size != len(group.devices):
-        axes = " x ".join(f"{name}={extent}" for name, extent in group.axes)
-        raise DirectiveError(
-            f"group {group.name} has {len(group.devices)} devices, but its axes {axes} need {size}.",
-            help="let the product of the axes be the number of devices.",
-        )
+    fault = impossible(group)
+    if fault is not None:
+        raise DirectiveError(fault[0], help=fault[1])
     if "+" in group.name:
         raise DirectiveError(f"group name {group.name!r}: '+' is for joint groups.", help="use another name.")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
+from piper_jax.arguments import require_fields
 from piper_jax.errors import DirectiveError, suggest
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
@@ -17,7 +18,7 @@ OPTIONS = tuple(f.name for f in fields(Replication) if f.name != "axes")
 MESH_AXES = ("data", "expert", "tensor")
 
 
-def replicate(dag: Dag, filter: Filter, *, axes: tuple[str, ...] = ("data",), **options: object) -> Rewritten:
+def replicate(dag: Dag, filter: Filter, *, axes: str | Sequence[str] = ("data",), **options: object) -> Rewritten:
     """Replicates the parameters that the selected nodes read over ``axes``, and reduces their gradients.
 
     Only attributes of state buckets are set; completion derives from them the fewest collectives, once, so the
@@ -79,7 +80,7 @@ def _state(dag: Dag, node: NodeId) -> tuple[str, ...]:
     return op.reads if op is not None else (node.op.removeprefix("update "),)
 
 
-def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replication:
+def _replication(axes: str | Sequence[str], options: Mapping[str, object]) -> Replication:
     for name in options:
         if name not in OPTIONS:
             raise DirectiveError(f"replicate has no option {name!r}.", help=suggest(name, OPTIONS))
@@ -89,32 +90,32 @@ def _replication(axes: tuple[str, ...], options: Mapping[str, object]) -> Replic
             raise DirectiveError(f"there is no mesh axis {axis!r}.", help=suggest(axis, MESH_AXES))
     if len(set(axes)) < len(axes):
         raise DirectiveError(f"axes={axes} names an axis twice.", help="name each mesh axis once.")
+    wanted = Replication(axes=axes, **_with_implied(options))  # pyright: ignore[reportArgumentType]
+    require_fields(wanted, DirectiveError)
+    _require_meaning(wanted, options)
+    return wanted
+
+
+def _with_implied(options: Mapping[str, object]) -> Mapping[str, object]:
+    """The options with what ``shard_params`` and ``shard_grads`` imply."""
     wanted = dict(options)
-    for name in ("shard_optimizer", "shard_grads", "shard_params"):
-        if not isinstance(wanted.get(name, False), bool):
-            raise DirectiveError(f"{name}={wanted[name]!r} is neither True nor False.", help=f"{name}=True.")
-    for name in ("reduce_stream", "gather_stream"):
-        if not isinstance(wanted.get(name, "compute"), str) or not wanted.get(name, "compute"):
-            raise DirectiveError(f"{name}={wanted[name]!r} is no name of a stream.", help=f'{name}="compute".')
-    if wanted.get("shard_params"):
-        wanted["shard_grads"] = True
-    if wanted.get("shard_grads"):
-        wanted["shard_optimizer"] = True
-    every = wanted.get("reduce_every", "step")
-    number = isinstance(every, int) and not isinstance(every, bool) and every > 0
-    if not number and every not in ("step", "microbatch"):
-        raise DirectiveError(
-            f"reduce_every={every!r} is unknown.",
-            help='"step", "microbatch" or a number of microbatches from 1.',
-        )
-    if every != "step" and not wanted.get("shard_grads"):
-        shown = every if number else f'"{every}"'
+    for name, implied in (("shard_params", "shard_grads"), ("shard_grads", "shard_optimizer")):
+        if wanted.get(name) is True and wanted.setdefault(implied, True) is False:
+            raise DirectiveError(f"{name}=True includes {implied}, but {implied}=False.", help=f"leave {implied} out.")
+    return wanted
+
+
+def _require_meaning(wanted: Replication, options: Mapping[str, object]) -> None:
+    """Refuses an option that would change nothing."""
+    if wanted.reduce_every != "step" and not wanted.shard_grads:
+        shown = f'"{wanted.reduce_every}"' if isinstance(wanted.reduce_every, str) else wanted.reduce_every
         raise DirectiveError(
             "gradients that are whole on every device are reduced once per step.",
             help=f"reduce_every={shown} needs shard_grads=True.",
         )
-    for name, least in (("gather_distance", 0), ("bucket_bytes", 1)):
-        number = wanted.get(name)
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
-            raise DirectiveError(f"{name}={number!r} is not a number from {least}.", help="use an integer.")
-    return Replication(axes=axes, **wanted)  # pyright: ignore[reportArgumentType]
+    for name, needed in (("gather_distance", "shard_params"), ("gather_stream", "shard_optimizer")):
+        if name in options and not getattr(wanted, needed):
+            raise DirectiveError(
+                f"{name}={options[name]!r} means nothing, as parameters are not gathered here.",
+                help=f"{name} needs {needed}=True.",
+            )

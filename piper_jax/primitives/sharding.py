@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from piper_jax.errors import DirectiveError, suggest
+from piper_jax.hints import Name
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import Rewritten
@@ -13,7 +14,7 @@ from piper_jax.ir.selection import keep_index, select
 SHARD_AXES = ("expert", "tensor")
 
 
-def shard(dag: Dag, filter: Filter, *, axis: str = "expert", stream: str = "compute") -> Rewritten:
+def shard(dag: Dag, filter: Filter, *, axis: str = "expert", stream: Name = "compute") -> Rewritten:
     """Divides the selected operations and their parameters over a mesh axis.
 
     Over ``expert``, each device holds some of the experts of an expert region, and an explicit all_to_all moves the

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 
+from piper_jax.arguments import checked, shown
 from piper_jax.device_map import DeviceMap
-from piper_jax.errors import PlanError, RuntimeFault
+from piper_jax.errors import PlanError, RuntimeFault, TraceError
+from piper_jax.hints import From
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.node_names import node_named
@@ -63,7 +65,8 @@ class Train:
         return f"Train({plan.num_stages} stages, {plan.num_microbatches} microbatches, {programs} programs)"
 
     # -- state ---------------------------------------------------------------------------------------
-    def init(self, params: Any, seed: int = 0) -> TrainState:
+    @checked(RuntimeFault, apart=("state",))
+    def init(self, params: Any, seed: Annotated[int, From(0, 2**63 - 1)] = 0) -> TrainState:
         """A fresh state from the user's parameters, which are copied and never donated.
 
         Args:
@@ -73,6 +76,7 @@ class Train:
         """
         return self._state_layout.init(params, seed)
 
+    @checked(RuntimeFault, apart=("state",))
     def params(self, state: TrainState) -> Any:
         """The parameters in the model's own layout (a pytree, or a module), as plain arrays on the first device."""
         self._excess.check(wait=True)
@@ -80,6 +84,7 @@ class Train:
         leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self.devices[0])
         return source.state.build(leaves)
 
+    @checked(RuntimeFault, apart=("state",))
     def opt_state(self, state: TrainState) -> Any:
         """The optax state in its own structure, as plain arrays on the first device."""
         optimizer = self._need_optimizer("opt_state")
@@ -107,6 +112,7 @@ class Train:
         sharding = jax.sharding.SingleDeviceSharding(self.devices[0])
         return self._source.state.trainable_tree(jax.device_put(gradients, sharding))
 
+    @checked(RuntimeFault, apart=("state",))
     def evaluate(self, state: TrainState, batch: Any, loss_fn: Callable[..., Any] | None = None) -> dict[str, Any]:
         """Loss and metrics of a batch, forward passes only, on the placement of training; changes nothing.
 
@@ -119,6 +125,7 @@ class Train:
         self._excess.check(wait=True)
         return ready.gather([results[k] for k in ready.gather.keys])
 
+    @checked(RuntimeFault, apart=("state",))
     def predict(self, state: TrainState, batch: Any, fn: Callable[..., Any] | None = None) -> Any:
         """Outputs of ``fn(params_or_model, batch)`` for all rows, in their order, on the placement of training.
 
@@ -131,7 +138,8 @@ class Train:
             return metrics.get("aux", {k: v for k, v in metrics.items() if k != "loss"})
         return self._following(fn, batch, forward_only=True).evaluate(state, batch)["aux"]
 
-    def bisect(self, state: TrainState, batch: Any, rtol: float = 2e-5) -> Difference | None:
+    @checked(RuntimeFault, apart=("state",))
+    def bisect(self, state: TrainState, batch: Any, rtol: Annotated[float, From(0)] = 2e-5) -> Difference | None:
         """Runs plan and reference side by side; the first node whose values differ by more than ``rtol``, or None.
 
         Values between stages, their cotangents and the gradients are compared in dispatch order; changes nothing.
@@ -162,6 +170,7 @@ class Train:
         given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **tokens(ready.context)}
         return run_alone(lowering, ready.executor.instructions, given, name)
 
+    @checked(RuntimeFault, apart=("state",))
     def profile(self, state: TrainState, batch: Any, title: str = "") -> Report:
         """Runs one step twice without donation and measures the second; the state is not consumed.
 
@@ -177,7 +186,8 @@ class Train:
             found = profile(ready.context, ready.executor.instructions, given, ready.executor.wanted)
         return measured_report(self.plan, found.spans, memory=found.memory, title=title)
 
-    def measure_costs(self, state: TrainState, batch: Any, rounds: int = 5) -> MeasuredCosts:
+    @checked(RuntimeFault, apart=("state",))
+    def measure_costs(self, state: TrainState, batch: Any, rounds: Annotated[int, From(1)] = 5) -> MeasuredCosts:
         """Times each distinct program and transfer of a step on its devices; the state is not consumed.
 
         Args:
@@ -187,8 +197,6 @@ class Train:
           Costs for ``piper.simulate(train.plan, costs=...)``: what each takes alone, and how many groups compute at
           full speed at once where they share processors, as virtual CPU devices do. Other work on the machine counts.
         """
-        if rounds < 1:
-            raise RuntimeFault(f"measure_costs: rounds={rounds}.", help="time each program once at least: rounds=1.")
         self._need_optimizer("measure_costs")
         ready, values = self._for_batch("step", batch)
         instructions, wanted = ready.executor.instructions, ready.executor.wanted
@@ -199,7 +207,8 @@ class Train:
         return measure(self.plan.complete(), instructions, recording, outside, rounds)
 
     # -- reports ---------------------------------------------------------------------------------------
-    def instructions(self, batch_size: int | None = None) -> tuple[Instruction, ...]:
+    @checked(RuntimeFault, apart=("state",))
+    def instructions(self, batch_size: Annotated[int, From(1)] | None = None) -> tuple[Instruction, ...]:
         """What one training step dispatches, in order; compiles it if it has not run yet."""
         size = batch_size or self._source.batch.size
         return self._compiled("step", size).executor.instructions
@@ -319,6 +328,7 @@ class Train:
         return self._other[key]
 
 
+@checked(RuntimeFault)
 def compile(plan: Plan, devices: DeviceMap | Sequence[Any] | None = None) -> Train:
     """Lowers and compiles a plan; the first step compiles for its batch size, nothing else does.
 
@@ -347,8 +357,8 @@ def _device_map(plan: Plan, devices: DeviceMap | Sequence[Any] | None) -> Device
     if devices is None:
         return DeviceMap.of(plan, jax.devices())
     given = devices.devices if isinstance(devices, DeviceMap) else devices
-    if isinstance(given, str) or not given or not all(isinstance(d, jax.Device) for d in given):
-        raise RuntimeFault(f"compile: devices={given!r} are no JAX devices.", help="devices=jax.devices().")
+    if not given or not all(isinstance(d, jax.Device) for d in given):
+        raise RuntimeFault(f"compile: devices={shown(given)} are no JAX devices.", help="devices=jax.devices().")
     if not isinstance(devices, DeviceMap):
         return DeviceMap.given(plan, devices)
     if devices.dag.groups != plan.complete().groups:
@@ -358,6 +368,7 @@ def _device_map(plan: Plan, devices: DeviceMap | Sequence[Any] | None) -> Device
     return devices
 
 
+@checked(TraceError)
 def parallelize(
     loss_fn: Callable[..., Any],
     params: Any,

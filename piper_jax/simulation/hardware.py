@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from numbers import Real
 
+from piper_jax.arguments import require_fields
 from piper_jax.errors import ConfigError, suggest
 
 
@@ -41,6 +42,7 @@ class Level:
 
     def __post_init__(self) -> None:
         owner = f"Level {self.name!r}"
+        require_fields(self, ConfigError, f"{owner}: ")
         require_numbers(owner, above=0, bandwidth=self.bandwidth, ring_bandwidth=self.ring_bandwidth)
         require_numbers(owner, latency_seconds=self.latency_seconds)
         if self.num_devices is not None:
@@ -70,6 +72,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         owner = f"Hardware {self.name!r}"
+        require_fields(self, ConfigError, f"{owner}: ")
         if not self.levels:
             raise ConfigError(f"{owner}: levels is empty.", help="give one Level at least, with num_devices=None.")
         if "float32" not in dict(self.flops_per_second):

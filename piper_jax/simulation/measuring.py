@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from piper_jax.ir.dag import Dag
 from piper_jax.planning.completion import complete
+from piper_jax.planning.plan import Plan
 from piper_jax.simulation.assembly import Findings, Heading, assemble
 from piper_jax.simulation.report import GroupMemory, Report, Span
-from piper_jax.simulation.simulator import Completable
 
 
 def measured_report(
-    plan: Completable | Dag,
+    plan: Plan | Dag,
     timeline: Iterable[Span],
     *,
     memory: Mapping[str, GroupMemory] | None = None,

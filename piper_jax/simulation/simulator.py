@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from piper_jax.arguments import checked
 from piper_jax.errors import ConfigError, suggest
 from piper_jax.ir.collector import collector_paused
 from piper_jax.ir.dag import Dag
@@ -12,6 +13,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Compute
 from piper_jax.planning.completion import complete
+from piper_jax.planning.plan import Plan
 from piper_jax.simulation.assembly import Findings, Heading, assemble
 from piper_jax.simulation.costs.base import CostModel
 from piper_jax.simulation.costs.measured import CostKey, MeasuredCosts
@@ -26,14 +28,7 @@ from piper_jax.simulation.report import Report
 from piper_jax.topology import Layout
 
 
-class Completable(Protocol):
-    """A plan: something that derives its communication when asked."""
-
-    def complete(self) -> Dag:
-        """The completed DAG."""
-        ...
-
-
+@runtime_checkable
 class Laid(Protocol):
     """A device map: it knows where logical devices are."""
 
@@ -43,8 +38,9 @@ class Laid(Protocol):
         ...
 
 
+@checked(ConfigError)
 def simulate(
-    plan: Completable | Dag,
+    plan: Plan | Dag,
     *,
     hardware: str | Hardware | None = None,
     costs: str | CostModel | Mapping[CostKey, float] | None = None,

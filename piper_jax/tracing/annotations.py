@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from piper_jax.arguments import checked, shown
 from piper_jax.errors import AnnotationError, suggest
 from piper_jax.tracing.flat import BOUND, REPLICA_MEAN, THOUSANDTHS
 
@@ -21,6 +23,8 @@ REGION_TAGS = ("PP", "EP")
 DEGREES = (
     "data_parallel", "pipeline_parallel", "expert_parallel", "tensor_parallel", "zero_stage", "num_microbatches",
 )  # fmt: skip
+NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
+USE = "put it above a function or a class, or write: with piper.annotate(...)."
 _marks = itertools.count()
 _replica_axes: list[tuple[str, ...] | None] = [None]
 
@@ -41,6 +45,8 @@ class _Region(contextlib.ContextDecorator):
         return _Region(self.tag)
 
     def __call__(self, target: Any) -> Any:
+        if not callable(target):
+            raise AnnotationError(f'annotate("{self.tag}"): {shown(target)} is no function or class.', help=USE)
         if not isinstance(target, type):
             return super().__call__(target)
         target.__call__ = super().__call__(target.__call__)
@@ -84,12 +90,15 @@ def annotate(tag: str | None = None, /, **degrees: int) -> Any:
         raise AnnotationError("annotate() with nothing to annotate", help='annotate("PP") or annotate(data_parallel=2)')
 
     def decorate(cls: type) -> type:
+        if not isinstance(cls, type):
+            raise AnnotationError(f"annotate(): {shown(cls)} is no class.", help="put it above the class of a model.")
         cls.__piper_degrees__ = {**getattr(cls, "__piper_degrees__", {}), **degrees}  # type: ignore[attr-defined]
         return cls
 
     return decorate
 
 
+@checked(AnnotationError)
 def expert_region(fn: Callable[..., Any], expert_dim: int = 0, *, row_bound: float | None = None) -> Callable[..., Any]:
     """Marks ``fn`` as the experts of a mixture: dispatched tensors in and out only.
 
@@ -208,5 +217,6 @@ def loss_parts(result: Any) -> tuple[dict[str, Any], Any]:
     if isinstance(result, tuple) and not isinstance(result, WeightedLoss) and len(result) == 2:
         loss, aux = result
     if isinstance(loss, WeightedLoss):
-        return {name: jnp.asarray(getattr(loss, name)) for name in ("total", "weight", "extra")}, aux
+        parts = ((name, getattr(loss, name)) for name in ("total", "weight", "extra"))
+        return {name: jnp.asarray(part) if isinstance(part, NUMBERS) else part for name, part in parts}, aux
     return {"loss": loss}, aux

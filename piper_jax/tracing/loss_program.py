@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from piper_jax.errors import TraceError
-from piper_jax.tracing.annotations import _Reduction, loss_parts
+from piper_jax.tracing.annotations import NUMBERS, _Reduction, loss_parts
 from piper_jax.tracing.flat import Atom, Flat, flatten
 from piper_jax.tracing.loss_terms import split_terms
 from piper_jax.tracing.model_state import ModelState, is_array, path_text, spec
@@ -135,6 +135,22 @@ def wants_key(loss_fn: Callable[..., Any]) -> bool:
     )
 
 
+def require_loss(loss_fn: Callable[..., Any]) -> None:
+    """Raises TraceError for a function that does not take parameters and a batch."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*[None] * (3 if wants_key(loss_fn) else 2))
+    except TypeError:
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise TraceError(
+            f"trace: {name}{signature} does not take (params, batch) or (params, batch, rng).",
+            help="give further arguments defaults, or bind them with functools.partial.",
+        ) from None
+
+
 def key_spec() -> jax.ShapeDtypeStruct:
     """Shape and dtype of a random key."""
     return jax.eval_shape(lambda: jax.random.key(0))
@@ -230,15 +246,15 @@ def _dtype(name: str) -> Any:
 
 
 def _check_scalar(name: str, value: Any) -> None:
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
+    what = "loss" if name == "loss" else f"WeightedLoss.{name}"
+    if not isinstance(value, NUMBERS):
         forgotten = "; is a return missing?" if value is None else ""
         raise TraceError(
-            f"trace: the loss function returned a {type(value).__name__} as its loss{forgotten}",
+            f"trace: the loss function returned a {type(value).__name__} as its {what}{forgotten}",
             help="return loss, (loss, aux) or piper.WeightedLoss(total, weight), with scalar losses.",
         )
     shape, dtype = jnp.shape(value), jnp.result_type(value)
     if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-        what = "loss" if name == "loss" else f"WeightedLoss.{name}"
         raise TraceError(
             f"trace: the {what} is {dtype}{list(shape)}, not a floating-point scalar.",
             help="reduce it, for example with .mean(), or return (loss, aux) with a scalar loss.",

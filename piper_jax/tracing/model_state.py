@@ -41,6 +41,10 @@ class ModelState:
         return tuple(i for i, leaf in enumerate(self.leaves) if leaf.kind == "trainable")
 
 
+NO_NUMBERS = "OUSMm"
+"""Kinds of NumPy's dtypes that JAX has not: objects, text, times."""
+
+
 def model_state(params: Any, wrt: Any = None) -> ModelState:
     """Reads the layout of ``params``.
 
@@ -51,6 +55,10 @@ def model_state(params: Any, wrt: Any = None) -> ModelState:
     Raises:
       TraceError: no trainable leaf.
     """
+    if wrt is not None and not isinstance(params, nnx.Module):
+        raise TraceError(
+            f"trace: wrt means nothing for a {type(params).__name__}.", help="wrt chooses variables of an nnx.Module."
+        )
     if isinstance(params, nnx.Module):
         state = _nnx_state(params, nnx.Param if wrt is None else wrt)
     else:
@@ -75,6 +83,8 @@ def spec(leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     array = np.asarray(leaf)
+    if array.dtype.kind in NO_NUMBERS:
+        raise TraceError(f"trace: an array of {array.dtype}, which is no number.", help="pass arrays of numbers.")
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     return jax.ShapeDtypeStruct(array.shape, dtype)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from piper_jax.errors import TraceError
+from piper_jax.planning.structure import Structure
 from piper_jax.tracing.chunk import chunks
 from piper_jax.tracing.expert_units import Units
-from piper_jax.tracing.flat import Flat
 from piper_jax.tracing.loss_program import BatchLayout, LossProgram, trace_loss
 from piper_jax.tracing.model_state import ModelState
 from piper_jax.tracing.optimizer_program import OptimizerProgram
+from piper_jax.tracing.structure import fingerprint
 from piper_jax.tracing.unit_costs import signature, unit_costs
 
 
@@ -28,6 +28,7 @@ class Source:
       values: names of ``Dag.values`` -> values of the flat program.
       optimizer: the partitioned update, None for plans that only evaluate.
       bucket_names: bucket names by the index that ``optimizer`` uses.
+      structure: the program as text, for saved plans.
     """
 
     loss_fn: Callable[..., Any]
@@ -39,8 +40,13 @@ class Source:
     values: Mapping[str, int]
     optimizer: OptimizerProgram | None
     bucket_names: tuple[str, ...]
-    fingerprint: str
+    structure: Structure
     forward_only: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the structure."""
+        return fingerprint(self.structure)
 
     def at(self, size: int) -> LossProgram:
         """The loss at another batch size (a slice); equation by equation the same program.
@@ -88,17 +94,3 @@ def matched(program: LossProgram, other: LossProgram, size: int) -> LossProgram:
         )
     kinds = zip(other.metrics, program.metrics, strict=True)
     return replace(other, metrics=tuple(replace(mine, kind=known.kind) for mine, known in kinds))
-
-
-def fingerprint(flat: Flat, state: ModelState, optimizer: OptimizerProgram | None) -> str:
-    """A structural hash: primitives, wiring, shapes, names of state and optimizer leaves; no values, no lines."""
-    digest = hashlib.sha256()
-    for path in optimizer.leaf_paths if optimizer is not None else ():
-        digest.update(f"optimizer {path};".encode())
-    for leaf in state.leaves:
-        digest.update(f"{leaf.path}:{leaf.dtype}{leaf.shape}:{leaf.kind};".encode())
-    for eqn in flat.eqns:
-        inputs = ",".join(str(a) if isinstance(a, int) else "lit" for a in eqn.inputs)
-        shapes = ",".join(str(flat.avals[o]) for o in eqn.outputs)
-        digest.update(f"{eqn.name}({inputs})->{shapes};".encode())
-    return digest.hexdigest()[:16]

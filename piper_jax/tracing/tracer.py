@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from piper_jax import _jax_compat
+from piper_jax.arguments import checked
 from piper_jax.errors import TraceError
 from piper_jax.ir.dag import Coupling, Dag
 from piper_jax.ir.ids import NodeId
@@ -15,15 +16,17 @@ from piper_jax.planning import Plan
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.expert_units import Units, divided_at_experts
 from piper_jax.tracing.flat import Atom, FlatEqn
-from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, batch_layout, trace_loss
+from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, batch_layout, require_loss, trace_loss
 from piper_jax.tracing.model_state import ModelState, model_state, nbytes
 from piper_jax.tracing.naming import bucket_leaves, unit_names
 from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
 from piper_jax.tracing.regions import assign_units
-from piper_jax.tracing.source import Source, fingerprint, matched
+from piper_jax.tracing.source import Source, matched
+from piper_jax.tracing.structure import structure
 from piper_jax.tracing.unit_costs import signature, unit_costs
 
 
+@checked(TraceError)
 def trace(
     loss_fn: Callable[..., Any],
     params: Any,
@@ -50,10 +53,7 @@ def trace(
     Raises:
       TraceError: what cannot be planned, with the module path and the line.
     """
-    if not callable(loss_fn):
-        raise TraceError(
-            f"trace: loss_fn is a {type(loss_fn).__name__}, no function.", help="trace(loss_fn, params, batch)."
-        )
+    require_loss(loss_fn)
     if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TraceError(
             f"trace: optimizer is a {type(optimizer).__name__}, without init and update.",
@@ -138,8 +138,8 @@ class _Assembly:
         source = Source(
             loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
             bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
-            bucket_names=bucket_names, fingerprint=fingerprint(self.program.flat, self.state, update),
-            forward_only=self.forward_only,
+            bucket_names=bucket_names, forward_only=self.forward_only,
+            structure=structure(self.program.flat, self.state, update, self.units.of_eqn, names),
         )  # fmt: skip
         return Plan(dag=dag, history=(), source=source)
 

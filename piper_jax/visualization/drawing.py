@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from piper_jax.arguments import checked
 from piper_jax.errors import ConfigError, writing
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
@@ -26,6 +27,7 @@ GRAPHS = (".html", *PICTURES)
 BESIDE = (".html", ".json")
 
 
+@checked(ConfigError)
 def draw(
     subject: Report | Plan | Dag,
     path: str | os.PathLike[str],

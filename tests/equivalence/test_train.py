@@ -42,8 +42,9 @@ def test_a_saved_plan_runs_after_bind(problem: Problem, train: piper.Train, tmp_
     plan = piper.load_plan(tmp_path / "plan.json")
     bound = plan.bind(problem.loss_fn, problem.params, problem.batch, optimizer=problem.optimizer)
     assert_steps(problem, piper.compile(bound), problem.reference(4, 2))
-    with pytest.raises(piper.PlanError, match="another program"):
+    with pytest.raises(piper.PlanError, match="another program") as caught:
         plan.bind(problem.loss_fn, Tower(layers=3), problem.batch, optimizer=problem.optimizer)
+    assert "operation" in caught.value.detail[0] or "parameter" in caught.value.detail[0]
 
 
 # -- bisection ----------------------------------------------------------------------------------------------

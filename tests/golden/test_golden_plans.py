@@ -14,7 +14,8 @@ from hand_built_plans import HAND_BUILT
 from traced_dags import chain, tied
 
 import piper_jax as piper
-from piper_jax.ir.encoding import dag_data, dag_from_data
+from piper_jax.ir.decoding import dag_from_data
+from piper_jax.ir.encoding import dag_data
 from piper_jax.ir.text import dag_text
 from piper_jax.planning import plan_from_json, plan_json
 

@@ -92,7 +92,8 @@ def attributes(draw) -> list[tuple[str, Where, dict[str, object]]]:
         )
     )
     bucket_bytes = draw(st.sampled_from([None, 1, 3 * 4096]))
-    streams = draw(st.sampled_from([{}, {"reduce_stream": "reduce", "gather_stream": "gather"}]))
+    gathered = {"gather_stream": "gather"} if zero else {}
+    streams = draw(st.sampled_from([{}, {"reduce_stream": "reduce", **gathered}]))
     found: list[tuple[str, Where, dict[str, object]]] = [
         ("replicate", where(), {"axes": ("data", "expert"), "bucket_bytes": bucket_bytes, **zero, **streams})
     ]

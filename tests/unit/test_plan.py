@@ -9,7 +9,8 @@ from traced_dags import chain, experts, tied
 
 import piper_jax as piper
 from piper_jax import PlanError, where
-from piper_jax.ir.encoding import dag_data, dag_from_data
+from piper_jax.ir.decoding import dag_from_data
+from piper_jax.ir.encoding import dag_data
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import DeviceGroup
 from piper_jax.planning import Plan, plan_from_json, plan_json
@@ -132,6 +133,16 @@ def test_a_plan_prints_what_it_is():
         "collectives",
         "  2 all_reduce",
     ]
+
+
+def test_a_dag_prints_what_each_group_runs():
+    plan = chain(2)
+    assert str(plan.dag).splitlines()[:2] == ["nodes", "  F[PP=0] layers.0"]
+    dag = plan.apply(piper.Strategy(pipeline_parallel=2, num_microbatches=16)).complete()
+    lines = str(dag).splitlines()
+    assert lines[:2] == ["groups", "  g0: devices 0, data=1 expert=1 tensor=1"]
+    assert lines[lines.index("g0") + 1 : lines.index("g1")][::24] == ["  F[PP=0,MB=0] layers.0", "  ... 41 more"]
+    assert repr(dag) == f"Dag({len(dag.nodes)} nodes, {len(dag.data)} edges, 2 groups)"
 
 
 def test_a_large_plan_still_prints_on_a_screen():

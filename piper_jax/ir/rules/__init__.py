@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag, Slot
@@ -15,12 +15,21 @@ RULES: tuple[Rule, ...] = (
         text="Every edge, slot and node refers to nodes, groups and operations that the plan has.",
         why="A name that stands for nothing would be skipped silently.",
         find=structure.unknown_references,
+        always=True,
+    ),
+    Rule(
+        name="possible-shapes",
+        text="The axes of a group multiply to its devices, and the batch is a dimension of the array that it divides.",
+        why="Replicas or rows would be counted that are not there.",
+        find=structure.impossible_shapes,
+        always=True,
     ),
     Rule(
         name="placed-once",
         text="Every operation runs exactly once per microbatch: F, and B or both BI and BW where it has a backward.",
         why="A missing or repeated layer trains another model without any error.",
         find=structure.misplaced_operations,
+        always=True,
     ),
     Rule(
         name="backward-with-forward",
@@ -33,12 +42,14 @@ RULES: tuple[Rule, ...] = (
         text="Every device is in one group, once.",
         why="Two groups would run their programs on one device, in an order that nobody chose.",
         find=structure.overlapping_groups,
+        always=True,
     ),
     Rule(
         name="sound-slots",
         text="Every node is in at most one slot, and all nodes of a slot are on its group.",
         why="A slot is one program of one group.",
         find=structure.unsound_slots,
+        always=True,
     ),
     Rule(
         name="matched-transfers",
@@ -156,8 +167,20 @@ def check(
       PlanError: the first fault of the first broken rule; ``error.data["rule"]`` names the rule.
     """
     named = dag.slots if slots is None else slots
-    checked = Checked(dag=dag, slots=named, memory_limit=memory_limit, peak_bytes=peak_bytes or {})
-    for rule in RULES:
+    _hold(RULES, Checked(dag=dag, slots=named, memory_limit=memory_limit, peak_bytes=peak_bytes or {}))
+
+
+def check_as_it_is(dag: Dag) -> None:
+    """Holds a DAG that need not be completed against the rules that always hold.
+
+    Raises:
+      PlanError: as :func:`check`.
+    """
+    _hold([rule for rule in RULES if rule.always], Checked(dag=dag, slots=dag.slots, is_complete=False))
+
+
+def _hold(rules: Iterable[Rule], checked: Checked) -> None:
+    for rule in rules:
         for fault in rule.find(checked):
             raise PlanError(
                 f"{rule.name}: {fault.what}", detail=fault.detail, help=fault.help, rule=rule.name, **fault.data
@@ -174,4 +197,4 @@ def _lower(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
 
 
-__all__ = ["RULES", "Checked", "Rule", "check", "rules_text"]
+__all__ = ["RULES", "Checked", "Rule", "check", "check_as_it_is", "rules_text"]

@@ -14,7 +14,7 @@ class Checked:
     """What the rules look at: a completed DAG, and limits that the caller sets.
 
     Attributes:
-      dag: completed.
+      dag: completed; or as directives left it, for the rules that hold even then.
       slots: what order directives named; completion names more where parameters are gathered.
       memory_limit: bytes on each device, or None.
       peak_bytes: the most that one device of each group holds at once; read only with a limit.
@@ -24,6 +24,7 @@ class Checked:
     slots: tuple[Slot, ...] = ()
     memory_limit: int | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    is_complete: bool = True
 
 
 Find = Callable[[Checked], Iterable[PlanError]]
@@ -38,12 +39,14 @@ class Rule:
       text: what must hold, in one sentence; the documentation shows it.
       why: what would go wrong otherwise.
       find: yields an error for each fault, without the rule's name.
+      always: holds before a plan is complete too, so that a plan is held against it when it is loaded.
     """
 
     name: str
     text: str
     why: str
     find: Find
+    always: bool = False
 
     @property
     def anchor(self) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper_jax.errors import PlanError
+from piper_jax.ir.dag import Dag
+from piper_jax.ir.device_groups import impossible
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Compute, Recv, Send
+from piper_jax.ir.nodes import Compute, Node, Recv, Send, Update
 from piper_jax.ir.rules.base import Checked
 
 PASS_BIT = {"F": 1, "B": 2, "BI": 4, "BW": 8}
@@ -26,17 +28,46 @@ def unknown_references(checked: Checked) -> Iterator[PlanError]:
                 yield PlanError(
                     f"a slot of {slot.group} names {name}, which is not a node.", help="list nodes of the plan."
                 )
+    for op in dag.ops.values():
+        for bucket in op.reads:
+            if bucket not in dag.buckets:
+                yield PlanError(f"{op.name} reads {bucket}, which is no state of the plan.", help="use a traced plan.")
     for name, node in dag.nodes.items():
-        if node.group not in dag.groups:
+        if node.group not in dag.groups and (checked.is_complete or node.group is not None):
             yield PlanError(
                 f"{name} is on {node.group or 'no group'}, which the plan does not have.",
                 help="call plan.place(...) for it.",
                 node=name,
             )
-        if isinstance(node, Compute) and name.op not in dag.ops:
-            yield PlanError(f"{name} computes an operation that the plan does not have.", help="use a traced plan.")
-        if isinstance(node, Send | Recv) and node.peer not in dag.groups:
-            yield PlanError(f"{name} has peer {node.peer}, which the plan does not have.", help="name a group.")
+        yield from _unknown_to(dag, node)
+
+
+def _unknown_to(dag: Dag, node: Node) -> Iterator[PlanError]:
+    op = dag.ops.get(node.id.op)
+    match node:
+        case Compute() if op is None:
+            yield PlanError(f"{node.id} computes an operation that the plan does not have.", help="use a traced plan.")
+        case Compute() if op and (op.PP, op.EP) != (node.id.PP, node.id.EP):
+            yield PlanError(f"{node.id} is not at the PP and EP of {op.name}.", help="use a traced plan.")
+        case Send() | Recv() if node.peer not in dag.groups:
+            yield PlanError(f"{node.id} has peer {node.peer}, which the plan does not have.", help="name a group.")
+        case Update():
+            for bucket in node.buckets:
+                if bucket not in dag.buckets:
+                    yield PlanError(f"{node.id} updates {bucket}, which is no state of the plan.", node=node.id)
+        case _:
+            pass
+
+
+def impossible_shapes(checked: Checked) -> Iterator[PlanError]:
+    """Groups with more or fewer devices than their axes say, and batch dimensions that arrays do not have."""
+    for group in checked.dag.groups.values():
+        fault = impossible(group)
+        if fault is not None:
+            yield PlanError(fault[0], help=fault[1])
+    for value in checked.dag.values.values():
+        if value.batch_dim is not None and value.batch_dim >= len(value.shape):
+            yield PlanError(f"{value.name} {value.shape} has no dimension {value.batch_dim}.", value=value.name)
 
 
 def overlapping_groups(checked: Checked) -> Iterator[PlanError]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from piper_jax.arguments import require_fields
 from piper_jax.errors import ConfigError
+from piper_jax.hints import From
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute, Node, Recv, Update
 from piper_jax.simulation.costs.base import Cost, CostModel
+from piper_jax.simulation.hardware import require_numbers
 from piper_jax.simulation.report import Span
 
 CostKey = NodeId | tuple[str, str]
+Seconds = Annotated[float, From(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +34,16 @@ class MeasuredCosts(CostModel):
       origin: what headings say of the table.
     """
 
-    seconds: Mapping[CostKey, float] = field(default_factory=dict[CostKey, float])
+    seconds: Mapping[CostKey, Seconds] = field(default_factory=dict[CostKey, float])
     fallback: CostModel | None = None
     num_processors: float | None = None
-    outside_seconds: float = 0.0
+    outside_seconds: Seconds = 0.0
     origin: str = "measured"
+
+    def __post_init__(self) -> None:
+        require_fields(self, ConfigError, "MeasuredCosts: ")
+        if self.num_processors is not None:
+            require_numbers("MeasuredCosts", above=0, num_processors=self.num_processors)
 
     @classmethod
     def from_timeline(cls, timeline: Iterable[Span], *, fallback: CostModel | None = None) -> MeasuredCosts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from piper_jax.arguments import require_fields
+from piper_jax.errors import ConfigError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Compute, Node, Op, Recv, Send, Update
 from piper_jax.simulation.costs.base import Cost, CostModel
@@ -32,7 +34,12 @@ class RooflineCosts(CostModel):
     layout: Layout | None = None
 
     def __post_init__(self) -> None:
+        require_fields(self, ConfigError, "RooflineCosts: ")
         require_numbers("RooflineCosts", above=0, efficiency=self.efficiency)
+        if self.efficiency > 1:
+            raise ConfigError(
+                f"RooflineCosts: efficiency={self.efficiency!r}.", help="give a number above 0, at most 1."
+            )
 
     def describe(self, passes: Set[str]) -> str:
         """Such as ``"roofline h100"``."""

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from piper_jax.arguments import require_fields
+from piper_jax.errors import ConfigError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Compute, Node
 from piper_jax.simulation.costs.base import Cost, CostModel
@@ -27,6 +29,7 @@ class UnitCosts(CostModel):
     BW: float = 1
 
     def __post_init__(self) -> None:
+        require_fields(self, ConfigError, "UnitCosts: ")
         require_numbers("UnitCosts", F=self.F, B=self.B, BI=self.BI, BW=self.BW)
 
     def describe(self, passes: Set[str]) -> str:

@@ -1,0 +1,251 @@
+"""What a user reads after arguments, a batch, a loss or devices that cannot be: the whole text; nothing is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from expected import Expected
+from small_model import DIM, ROWS, apply, batch, loss, parallelized, params
+
+import piper_jax as piper
+
+expected = Expected(__file__)
+
+
+# -- arguments ----------
+@expected(
+    piper.TraceError,
+    """
+    trace: loss_fn=<list> is not a function.
+    help: loss_fn(params_or_model, batch[, rng]) -> loss | (loss, aux) | WeightedLoss, pure.
+""",
+)
+def loss_that_is_no_function():
+    piper.trace(params(), loss, batch())  # type: ignore[arg-type]
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: optimizer is a float, without init and update.
+    help: pass an optax.GradientTransformation such as optax.adamw(1e-3).
+""",
+)
+def optimizer_that_is_a_number():
+    piper.trace(loss, params(), batch(), optimizer=1e-3)
+
+
+# -- the batch ----------
+@expected(
+    piper.DirectiveError,
+    """
+    split[1] at one_f_one_b.py:LINE: 18 rows of tanh.1 (18, 4) are not divisible by 4 microbatches.
+    help: nearest legal numbers of microbatches: 2, 3, 6.
+""",
+)
+def batch_not_divisible_into_microbatches():
+    parallelized(rows=18, pipeline_parallel=2, data_parallel=2, num_microbatches=4)
+
+
+@expected(
+    piper.PlanError,
+    """
+    batch-divides: 20 rows of tanh.1 are not divisible by 4 microbatches x 2 replicas of g0.
+    help: use a batch of 16 rows, or other degrees.
+""",
+)
+def batch_not_divisible_over_replicas():
+    parallelized(rows=20, pipeline_parallel=2, data_parallel=2, num_microbatches=4)
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: leaves of the batch differ in dimension 0, the batch dimension.
+        x: 16
+        y: 8
+    help: put the batch on dimension 0 of every leaf; broadcast constants inside the loss function.
+""",
+)
+def leaves_of_different_sizes():
+    piper.trace(loss, params(), {"x": np.ones((16, DIM)), "y": np.ones(8)})
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: the batch holds no array with a batch dimension.
+    help: pass arrays [batch, ...].
+""",
+)
+def no_batch_dimension():
+    piper.trace(lambda p, b: p[0].sum() * b, params(), 3.0)
+
+
+# -- the loss ----------
+@expected(
+    piper.TraceError,
+    """
+    trace: the loss is float32[16], not a floating-point scalar.
+    help: reduce it, for example with .mean(), or return (loss, aux) with a scalar loss.
+""",
+)
+def loss_not_scalar():
+    piper.trace(lambda p, b: apply(p, b).mean(-1), params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: the loss is int32[], not a floating-point scalar.
+    help: reduce it, for example with .mean(), or return (loss, aux) with a scalar loss.
+""",
+)
+def loss_of_integers():
+    piper.trace(lambda p, b: (apply(p, b) > 0).sum(), params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: the weight of the WeightedLoss depends on parameters.
+    help: compute it from the batch alone, for example from the padding mask.
+""",
+)
+def weight_that_depends_on_parameters():
+    piper.trace(lambda p, b: piper.WeightedLoss(apply(p, b).sum(), apply(p, b).sum()), params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: nothing in the loss depends on both the parameters and the batch.
+    help: the loss function must use its first two arguments.
+""",
+)
+def loss_without_parameters():
+    piper.trace(lambda p, b: b["x"].mean(), params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: the model computes something else for a batch of 32 rows, from `cos` at the loss function on.
+    help: its Python code branches on the batch size (some libraries do for one row); use jnp.where, or larger slices.
+""",
+)
+def model_that_branches_on_the_batch_size():
+    piper.trace(lambda p, b: (jnp.sin if len(b["x"]) > ROWS else jnp.cos)(apply(p, b)).mean(), params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    annotate("PP") inside `scan` at the loss function cannot be cut yet.
+    help: move the region around the whole loop or checkpointed function, or write the layers as a list.
+""",
+)
+def regions_inside_scan():
+    def scanned(kernels: Any, batch: Any) -> Any:
+        def body(x: Any, kernel: Any) -> Any:
+            with piper.annotate("PP"):
+                return jnp.tanh(x @ kernel), None
+
+        return jax.lax.scan(body, batch["x"], kernels)[0].mean()
+
+    piper.trace(scanned, jnp.stack(params()), batch())
+
+
+@expected(
+    piper.AnnotationError,
+    """
+    annotate("PP") inside another PP region, at dot_general.
+    help: annotate either the layer class or the block around its call, not both.
+""",
+)
+def region_inside_a_region():
+    def nested(kernels: Any, batch: Any) -> Any:
+        with piper.annotate("PP"):
+            return apply(kernels, batch).mean()
+
+    piper.trace(nested, params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: the parameters (list) hold no floating-point array to train.
+    help: pass a pytree of arrays, or an nnx.Module with nnx.Param variables (or wrt=...).
+""",
+)
+def no_parameters():
+    piper.trace(loss, [1, 2], batch())
+
+
+@expected(
+    piper.AnnotationError,
+    """
+    annotate('PPP'): unknown region tag
+    help: did you mean 'PP'?
+""",
+)
+def unknown_tag():
+    piper.annotate("PPP")
+
+
+# -- before compiling ----------
+@expected(
+    piper.PlanError,
+    """
+    4 nodes have no group yet, the first is F[PP=0] 0-1.
+    help: call plan.place(where(PP=0), group=...), or plan.apply(strategy).
+""",
+)
+def plan_without_placement():
+    piper.compile(piper.trace(loss, params(), batch(), optimizer=optax.sgd(0.1)).cut(stages=2))
+
+
+@expected(
+    piper.RuntimeFault,
+    """
+    compile: devices=[0, 1] are no JAX devices.
+    help: devices=jax.devices().
+""",
+)
+def devices_by_number():
+    parallelized(devices=[0, 1], data_parallel=2)
+
+
+@expected(
+    piper.RuntimeFault,
+    """
+    compile: group g3 needs logical device 3; only 3 are given.
+    help: pass more devices, or lower data_parallel or pipeline_parallel; planning and simulation need none.
+""",
+)
+def too_few_devices():
+    parallelized(pipeline_parallel=4, data_parallel=1, num_microbatches=4, devices=jax.devices()[:3])
+
+
+@expected(
+    piper.RuntimeFault,
+    """
+    compile: devices is a map of other groups than this plan's.
+    help: DeviceMap.of(plan, jax.devices()).
+""",
+)
+def map_of_another_plan():
+    plan = piper.trace(loss, params(), batch(), optimizer=optax.sgd(0.1))
+    two, four = (plan.apply(piper.Strategy(data_parallel=n, pipeline_parallel=2)) for n in (2, 4))
+    piper.compile(two, devices=piper.DeviceMap.of(four, jax.devices()))
+
+
+@pytest.mark.parametrize("name", expected.cases)
+def test_message(name: str, lowered: list[str]) -> None:
+    expected.check(name)
+    assert not lowered
