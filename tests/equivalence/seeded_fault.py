@@ -16,8 +16,8 @@ def spoil_backward(monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
     sound: Any = lowering_context.passes
     leaves = model_state(params).leaves
 
-    def faulty(program: Any, chunk: Any, remat: Any = None) -> Any:
-        built = sound(program, chunk, remat)
+    def faulty(program: Any, chunk: Any, *options: Any) -> Any:
+        built = sound(program, chunk, *options)
         if not any(leaves[i].path.startswith("layers.1.") for i in chunk.state):
             return built
         back = built.backward
