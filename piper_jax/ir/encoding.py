@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar, cast
 
 from piper_jax.ir.dag import Coupling, Dag, Slot
@@ -18,6 +18,7 @@ from piper_jax.ir.nodes import (
     Node,
     Op,
     OrderEdge,
+    Reads,
     Recv,
     Replication,
     Send,
@@ -58,7 +59,7 @@ def dag_from_data(data: Mapping[str, Plain]) -> Dag:
         data=tuple(DataEdge(node_at(row[0]), node_at(row[1]), tuple(row[2:])) for row in rows["data"]),
         order=tuple(OrderEdge(node_at(row[0]), node_at(row[1]), row[2]) for row in rows["order"]),
         slots=tuple(Slot(group=row[0], nodes=tuple(node_at(i) for i in row[1:])) for row in rows["slots"]),
-        ops=_table(Op, data["ops"]),
+        ops={row["name"]: _op(row) for row in data["ops"]},
         values=_table(Value, data["values"]),
         buckets={row["name"]: _bucket(row) for row in data["buckets"]},
         groups=_table(DeviceGroup, data["groups"]),
@@ -90,11 +91,17 @@ def tuples(value: Plain) -> Plain:
 def _plain(value: Any) -> Plain:
     if isinstance(value, tuple):
         return [_plain(item) for item in cast(tuple[Any, ...], value)]
-    return record(value) if isinstance(value, Leaf | Replication) else value
+    return record(value) if isinstance(value, Leaf | Reads | Replication) else value
 
 
 def _table(cls: type[T], rows: Iterable[Mapping[str, Plain]]) -> dict[str, T]:
     return {row["name"]: from_record(cls, row) for row in rows}
+
+
+def _op(row: Mapping[str, Plain]) -> Op:
+    nested = ("input_reads", "weight_reads")
+    halves = {name: from_record(Reads, row[name]) for name in nested if row.get(name) is not None}
+    return replace(from_record(Op, {name: value for name, value in row.items() if name not in nested}), **halves)
 
 
 def _bucket(row: Mapping[str, Plain]) -> Bucket:
