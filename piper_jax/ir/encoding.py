@@ -13,6 +13,7 @@ from piper_jax.ir.nodes import (
     Compute,
     Leaf,
     Node,
+    Reads,
     Recv,
     Replication,
     Send,
@@ -54,7 +55,7 @@ def record(item: Any) -> dict[str, Plain]:
 def _plain(value: Any) -> Plain:
     if isinstance(value, tuple):
         return [_plain(item) for item in cast(tuple[Any, ...], value)]
-    return record(value) if isinstance(value, Leaf | Replication) else value
+    return record(value) if isinstance(value, Leaf | Reads | Replication) else value
 
 
 def _node_row(node: Node, number: Mapping[NodeId, int]) -> list[Plain]:

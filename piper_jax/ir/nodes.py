@@ -88,6 +88,19 @@ Node = Compute | Update | Send | Recv | Collective
 
 # -- static tables ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What one half of a backward reads, apart from the batch and from residuals that its own forward computed.
+
+    Attributes:
+      leaves: paths of state leaves.
+      values: names of values of other operations, and, where BW reads them, of incoming cotangents.
+    """
+
+    leaves: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """What a compute node computes, shared by its passes and microbatches. Costs are of the WHOLE batch.
 
@@ -101,6 +114,8 @@ class Op:
         backward reads, without parameters and batch inputs.
       kept_bytes, crossing_bytes: kept from BI for BW: of what BI reads, and of what it computes. By default all
         residuals, and nothing.
+      input_reads, weight_reads: what BI reads, and BW; a whole B both. None if unknown: all state is then taken to be
+        read by BI, and no value of another operation by either.
       reads: state buckets read.  batch_inputs: paths of batch leaves read.
       has_backward: False where nothing trainable is upstream.
       splittable: BI and BW can be separate.  whole_because: why not.
@@ -125,6 +140,8 @@ class Op:
     residual_bytes: Count = 0
     kept_bytes: Count | None = None
     crossing_bytes: Count = 0
+    input_reads: Reads | None = None
+    weight_reads: Reads | None = None
     reads: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()
     has_backward: bool = True
@@ -163,6 +180,11 @@ class Leaf:
     dtype: str
     kind: LeafKind
     nbytes: Count
+
+    @property
+    def gradient_dtype(self) -> str:
+        """The dtype in which its gradients are summed: 32 bits at least."""
+        return self.dtype if self.dtype in ("float64", "complex64", "complex128") else "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

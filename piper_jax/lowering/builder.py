@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,13 @@ class Builder:
         program = self.compile(group, local)
         return Instruction(
             role=role, label=local.label, call=program, reads=local.reads, writes=local.writes, nodes=nodes,
-            program=program,
+            program=program, overwrites=self.overwritten(local.reads, local.writes),
         )  # fmt: skip
 
     def compile(self, group: str, local: LocalProgram) -> Compiled:
         """The executable of a local program on a group; what it overwrites is donated."""
         mesh = self.context.meshes[group]
-        donate = [k for k, key in enumerate(local.reads) if self._is_overwritten(key, local.writes)]
+        taken = self.overwritten(local.reads, local.writes)
 
         def body(*args: Any) -> list[Any]:
             env = {key: _local_view(key, a) for key, a in zip(local.reads, args, strict=True)}
@@ -50,8 +50,13 @@ class Builder:
         return self.compiler.compile(
             body, label=local.label, mesh=mesh.mesh, specs=[self.global_spec(k) for k in local.reads],
             in_specs=[PARTITION[self.context.layout(k)] for k in local.reads],
-            out_specs=[PARTITION[self.context.layout(k)] for k in local.writes], donate=donate,
+            out_specs=[PARTITION[self.context.layout(k)] for k in local.writes],
+            donate=[k for k, key in enumerate(local.reads) if key in taken],
         )  # fmt: skip
+
+    def overwritten(self, reads: Iterable[Key], writes: Collection[Key]) -> tuple[Key, ...]:
+        """The inputs of a program whose memory its outputs take over."""
+        return tuple(key for key in reads if self._is_overwritten(key, writes))
 
     def _is_overwritten(self, key: Key, writes: Collection[Key]) -> bool:
         """Whether an output has the use and the layout of this input: itself, or gradient for accumulator and back."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from piper_jax.ir.fusion import When, when_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective
 from piper_jax.ir.ownership import Ownership
@@ -17,7 +18,6 @@ from piper_jax.lowering.keys import Key
 from piper_jax.lowering.shards import gather_whole, scatter_sum
 
 Does = Literal["reduce", "scatter", "accumulate", "gather"]
-When = Literal["slot", "before", "after"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class StateCollective:
     Attributes:
       does: sum accumulators over the copies to gradients; the same to shards; add the sum of one span of microbatches
         to accumulated shards; or gather shards.
-      when: beside compute, or before or after the update of its group.
+      when: beside compute, or as part of an update, before or after it.
       chain: collectives of one program and chain follow each other; those of different chains may overlap.
       reads, writes: keys on ``group``, in pairs (``accumulate`` also reads what it writes).
     """
@@ -113,12 +113,8 @@ def state_buckets(node: Collective) -> tuple[str, ...]:
     return tuple(dict.fromkeys(b for what, _, b in parts if what in ("gradient", "parameters", "state") and b))
 
 
-def state_collective(context: Context, node: Collective, in_slots: Collection[NodeId]) -> StateCollective | None:
-    """What a collective on state does; None for one on other values.
-
-    Args:
-      in_slots: the members of named slots.
-    """
+def state_collective(context: Context, node: Collective) -> StateCollective | None:
+    """What a collective on state does; None for one on other values."""
     buckets = state_buckets(node)
     if not buckets or buckets[0] not in context.owned:
         return None
@@ -126,31 +122,27 @@ def state_collective(context: Context, node: Collective, in_slots: Collection[No
     leaves = [leaf for bucket in buckets for leaf in context.source.bucket_leaves[bucket]]
     gradients = [Key("gradient", group, leaf) for leaf in leaves]
     accumulators = [Key("accumulator", group, leaf) for leaf in leaves]
-    when: When = "slot" if node.id in in_slots else "before"
     if node.kind == "all_reduce":
         does, reads, writes = "reduce", accumulators, gradients
     elif node.kind == "reduce_scatter" and owned.span is not None:
         given = [leaf for leaf in leaves if leaf in context.with_gradient]
-        does, when, writes = "accumulate", "slot", [Key("accumulator", group, leaf).shard for leaf in given]
+        does, writes = "accumulate", [Key("accumulator", group, leaf).shard for leaf in given]
         reads = [*(unreduced_key(context, group, leaf, node.id.MB or 0) for leaf in given), *writes]
     elif node.kind == "reduce_scatter":
         does, reads, writes = "scatter", accumulators, [key.shard for key in gradients]
     else:
         does, writes = "gather", list(_gathered(context, node, group, leaves))
         reads = [key.shard for key in writes]
-        if {key.kind for key in writes} == {"state"}:
-            when = "after" if node.id.PASS == "U" else "slot"
     return StateCollective(
-        context=context, group=group, id=node.id, does=does, when=when, owned=owned, reads=tuple(reads),
-        writes=tuple(writes), chain=context.chain_of(node),
+        context=context, group=group, id=node.id, does=does, when=when_of(context.dag, node), owned=owned,
+        reads=tuple(reads), writes=tuple(writes), chain=context.chain_of(node),
     )  # fmt: skip
 
 
 def state_collectives(context: Context) -> dict[NodeId, StateCollective]:
     """All collectives on state, in plan order."""
-    in_slots = {node for slot in context.dag.slots for node in slot.nodes}
     nodes = (n for n in context.dag.nodes.values() if isinstance(n, Collective))
-    found = ((n.id, state_collective(context, n, in_slots)) for n in nodes)
+    found = ((n.id, state_collective(context, n)) for n in nodes)
     return {node: c for node, c in found if c is not None}
 
 

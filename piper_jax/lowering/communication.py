@@ -119,6 +119,7 @@ def _joint(
 
     return Instruction(
         role=role, label=program.label, call=call, nodes=nodes, program=program,
+        overwrites=tuple(local.reads[k]._replace(group=g) for g in groups for k in donate),
         reads=tuple(k._replace(group=g) for g in groups for k in local.reads),
         writes=tuple(k._replace(group=g) for g in groups for k in local.writes),
     )  # fmt: skip

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from piper_jax.ir.dag import Slot
+from piper_jax.ir.fusion import fuse, is_member, programs
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import dispatch_order
-from piper_jax.ir.nodes import Collective, Compute, Send, Update
+from piper_jax.ir.nodes import Collective, Send, Update
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.collectives import StateCollective, state_collectives
 from piper_jax.lowering.communication import exchange, joint_collective, sent_keys, transfer
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.fusion import fuse
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.local_program import LocalProgram
@@ -45,11 +45,11 @@ class Lowering:
     def instructions(self) -> list[Instruction]:
         """All instructions of a step, in dispatch order."""
         dag = self.context.dag
-        order = fuse(dag, dispatch_order(dag), self._is_lowered, self._is_member)
+        order = programs(dag) if self.context.training else fuse(dag, dispatch_order(dag), self._is_lowered)
         begun: set[Key] = set()
-        steps = {slot: [self.member(n, begun) for n in slot.nodes] for slot in order if self._is_member(slot.nodes[0])}
-        readers = self._outside_readers(order, steps)
-        body = [i for slot in order for i in self._lower(slot, steps, readers)]
+        steps = {slot: [self.member(n, begun) for n in slot.nodes] for slot in order if is_member(dag, slot.nodes[0])}
+        needed = self._needed(order, steps)
+        body = [i for slot in order for i in self._lower(slot, steps, needed)]
         metrics = dict.fromkeys(k for found in steps.values() for s in found for k in s.writes if k.kind == "metric")
         return [*prologue(self.builder, metrics), *body, *clocks(self.builder)]
 
@@ -68,10 +68,8 @@ class Lowering:
         return [*alone, *(joint_collective(self.builder, c) for c in gathers)]
 
     def _is_lowered(self, node: NodeId) -> bool:
-        """When evaluating, forward passes and the gathers that serve them."""
-        if self.context.training or node not in self.collectives:
-            return self.context.training or node.PASS == "F"
-        return node in self._gathers_of_forward
+        """Whether a node runs when evaluating: forward passes and the gathers that serve them."""
+        return node in self._gathers_of_forward if node in self.collectives else node.PASS == "F"
 
     @cached_property
     def _gathers_of_forward(self) -> frozenset[NodeId]:
@@ -82,26 +80,19 @@ class Lowering:
         found = self.collectives.get(node) or self.exchanges.get(node)
         return found or step(self.context, str(self.context.dag.nodes[node].group), node, begun)
 
-    def _is_member(self, node: NodeId) -> bool:
-        """Whether a node is part of a slot's program."""
-        found = self.collectives.get(node)
-        if found is not None:
-            return found.when == "slot" and found.group in self.context.meshes
-        return node in self.exchanges or isinstance(self.context.dag.nodes[node], Compute)
-
-    def _outside_readers(self, order: Sequence[Slot], steps: Mapping[Slot, Sequence[Member]]) -> dict[Key, set[int]]:
-        """For each key, the positions in ``order`` that read it, not counting the slot that writes it."""
-        readers: dict[Key, set[int]] = {}
-        for position, slot in enumerate(order):
-            found, inside = steps.get(slot, ()), set[Key]()
-            for s in found:
-                kept = [k for k in s.writes if k.kind in _KEPT]
-                for key in (*(k for k in s.reads if k not in inside), *kept):
-                    readers.setdefault(key, set()).add(position)
-                inside.update(s.writes)
-            for key in () if found else self._read(slot):
-                readers.setdefault(key, set()).add(position)
-        return readers
+    def _needed(self, order: Sequence[Slot], steps: Mapping[Slot, Sequence[Member]]) -> dict[Slot, set[Key]]:
+        """What each program writes that another one reads before it is written anew, or that is kept in any case."""
+        needed: dict[Slot, set[Key]] = {}
+        live: set[Key] = set()
+        for slot in reversed(order):
+            if slot not in steps:
+                live.update(self._read(slot))
+                continue
+            reads, writes = _touched(steps[slot])
+            needed[slot] = {k for k in writes if k in live or k.kind in _KEPT}
+            live.difference_update(writes)
+            live.update(reads)
+        return needed
 
     def _read(self, slot: Slot) -> list[Key]:
         """What a transfer or a joint collective reads."""
@@ -114,12 +105,12 @@ class Lowering:
         return [k for n in sends for k in sent_keys(self.context, n)]
 
     def _lower(
-        self, slot: Slot, steps: Mapping[Slot, Sequence[Member]], readers: dict[Key, set[int]]
+        self, slot: Slot, steps: Mapping[Slot, Sequence[Member]], needed: Mapping[Slot, set[Key]]
     ) -> Iterable[Instruction]:
         node = self.context.dag.nodes[slot.nodes[0]]
         match node:
             case _ if slot in steps:
-                yield self._slot_instruction(slot, steps[slot], readers)
+                yield self._slot_instruction(slot, steps[slot], needed[slot])
             case Send():
                 yield transfer(self.builder, node)
             case Update() if str(node.group) in self.builder.updates and self.context.source.optimizer is not None:
@@ -134,13 +125,9 @@ class Lowering:
             case _:
                 return
 
-    def _slot_instruction(self, slot: Slot, steps: Sequence[Member], readers: dict[Key, set[int]]) -> Instruction:
-        written: dict[Key, None] = {}
-        reads: dict[Key, None] = {}
-        for s in steps:
-            reads.update(dict.fromkeys(k for k in s.reads if k not in written))
-            written.update(dict.fromkeys(s.writes))
-        writes = tuple(k for k in written if readers.get(k))
+    def _slot_instruction(self, slot: Slot, steps: Sequence[Member], needed: Collection[Key]) -> Instruction:
+        reads, written = _touched(steps)
+        writes = tuple(k for k in written if k in needed)
         keys = (*reads, *writes)
         mbs = dict.fromkeys([*(s.mb for s in steps), *(k.mb for k in keys)])
         local_mb = {mb: k for k, mb in enumerate(mbs)}
@@ -165,7 +152,7 @@ class Lowering:
         token = (Key("token", slot.group),) if self.context.needs_tokens else ()
         return Instruction(
             role="compute", label=program.label, call=program, reads=(*reads, *token), writes=(*writes, *token),
-            nodes=slot.nodes, program=program,
+            nodes=slot.nodes, program=program, overwrites=self.builder.overwritten(reads, writes),
         )  # fmt: skip
 
 
@@ -175,3 +162,13 @@ def lower(context: Context, compiler: Compiler) -> Lowering:
     updates = group_updates(context, collectives.values()) if context.training else {}
     builder = Builder(context=context, compiler=compiler, updates=updates)
     return Lowering(builder=builder, collectives=collectives, exchanges=token_exchanges(context))
+
+
+def _touched(steps: Sequence[Member]) -> tuple[dict[Key, None], dict[Key, None]]:
+    """What a program reads and does not write before, and what it writes, in order."""
+    reads: dict[Key, None] = {}
+    written: dict[Key, None] = {}
+    for s in steps:
+        reads.update(dict.fromkeys(k for k in s.reads if k not in written))
+        written.update(dict.fromkeys(s.writes))
+    return reads, written

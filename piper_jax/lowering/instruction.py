@@ -15,7 +15,10 @@ Role = Literal["prologue", "compute", "transfer", "reduce", "joint", "update", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One dispatch: ``call(*registers in reads) -> values for writes``; ``program`` is set where XLA runs."""
+    """One dispatch: ``call(*registers in reads) -> values for writes``; ``program`` is set where XLA runs.
+
+    ``overwrites``: those of ``reads`` whose memory the results take over.
+    """
 
     role: Role
     label: str
@@ -24,6 +27,7 @@ class Instruction:
     writes: tuple[Key, ...]
     nodes: tuple[NodeId, ...] = ()
     program: Compiled | None = None
+    overwrites: tuple[Key, ...] = ()
 
 
 def last_uses(instructions: Sequence[Instruction], kept: Iterable[Key]) -> list[tuple[Key, ...]]:

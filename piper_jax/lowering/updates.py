@@ -119,7 +119,8 @@ class GroupUpdate:
             gradients = (key for key in given.values() if key.kind in ("gradient", "gradient_shard"))
             reads.update(dict.fromkeys(gradients))
         clock = (Key("step", self.group),) if last else ()
-        kept = () if last else (*made, Key("exchange", self.group, k))
+        later = set(given.values())
+        kept = () if last else (*(key for key in made if key in later), Key("exchange", self.group, k))
         writes = tuple(self._kept_form(key) for key in wanted) if last else ()
         zeroed = self.accumulator_keys if last else ()
 

@@ -11,7 +11,7 @@ from piper_jax.ir.nodes import Compute, Update
 from piper_jax.ir.topology import in_order
 from piper_jax.planning.exchanges import with_exchanges
 from piper_jax.planning.gathers import with_gathers
-from piper_jax.planning.reductions import with_overlapped_reductions
+from piper_jax.planning.reductions import with_reductions_in_slots
 from piper_jax.planning.transfers import with_transfers
 from piper_jax.planning.updates import with_updates
 from piper_jax.planning.weights import with_weights
@@ -36,7 +36,7 @@ def complete(dag: Dag) -> Dag:
             help=f"call plan.place(where(PP={missing[0].PP}), group=...), or plan.apply(strategy).",
         )
     for step in (
-        with_exchanges, with_transfers, with_weights, with_updates, with_overlapped_reductions, with_gathers
+        with_exchanges, with_transfers, with_weights, with_updates, with_reductions_in_slots, with_gathers
     ):  # fmt: skip
         dag = step(dag)
     return replace(dag, slots=_sorted_inside(dag))

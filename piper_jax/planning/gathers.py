@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, Node, OrderEdge
 from piper_jax.ir.ownership import Ownership, ownerships
+from piper_jax.ir.reading import PASSES, leaves_read
 from piper_jax.planning.joining import compute_slots, with_joined
 from piper_jax.planning.updates import bundles, collective
+
+Reader = tuple[str, str | None]
+"""An operation and a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +42,11 @@ def with_gathers(dag: Dag) -> Dag:
     if not sharded:
         return dag
     orders = compute_slots(dag)
-    readers = {o.bucket: tuple(name for name, op in dag.ops.items() if o.bucket in op.reads) for o in sharded}
+    readers = {o.bucket: _readers(dag, o.bucket) for o in sharded}
     gathers = [
         gather
-        for bundle in bundles(sharded, dag, lambda o: readers[o.bucket])
-        for gather in _gathers(dag, bundle, readers[bundle[0].bucket], orders)
+        for bundle in bundles(sharded, dag, lambda o: {op for op, _ in readers[o.bucket]})
+        for gather in _gathers(dag, bundle, set[Reader]().union(*(readers[o.bucket] for o in bundle)), orders)
     ]
     joined: dict[tuple[str, int], list[NodeId]] = {}
     for gather in gathers:
@@ -52,13 +56,19 @@ def with_gathers(dag: Dag) -> Dag:
     return _inserted(with_joined(dag, orders, joined, pinned), gathers)
 
 
-def _reads(dag: Dag, node: NodeId, readers: Sequence[str]) -> bool:
-    """BW needs no parameters: what it takes from them is in the weight residuals."""
-    return node.PASS != "BW" and isinstance(dag.nodes[node], Compute) and node.op in readers
+def _readers(dag: Dag, bucket: str) -> set[Reader]:
+    """Operations and passes that read a bucket; a backward often needs none of it, as on the first stage."""
+    known = dag.buckets[bucket]
+    reading = [op for op in dag.ops.values() if bucket in op.reads]
+    return {(op.name, PASS) for op in reading for PASS in PASSES if leaves_read(op, PASS, known)}
+
+
+def _reads(dag: Dag, node: NodeId, readers: Collection[Reader]) -> bool:
+    return (node.op, node.PASS) in readers and isinstance(dag.nodes[node], Compute)
 
 
 def _gathers(
-    dag: Dag, bundle: Sequence[Ownership], readers: Sequence[str], orders: Mapping[str, Sequence[Slot]]
+    dag: Dag, bundle: Sequence[Ownership], readers: Collection[Reader], orders: Mapping[str, Sequence[Slot]]
 ) -> list[Gather]:
     first = bundle[0]
     stream, distance = first.replication.gather_stream, first.replication.gather_distance
@@ -80,13 +90,13 @@ def _gathers(
 
 
 def _gather(
-    dag: Dag, bundle: Sequence[Ownership], readers: Sequence[str], order: Sequence[Slot], run: Sequence[int]
+    dag: Dag, bundle: Sequence[Ownership], readers: Collection[Reader], order: Sequence[Slot], run: Sequence[int]
 ) -> Gather:
     replication = bundle[0].replication
     users = tuple(node for i in run for node in order[i].nodes if _reads(dag, node, readers))
     node = collective("all_gather", "parameters", bundle, replication.gather_stream, "F")
     first = users[0]
-    what = f"{node.id.op} for {first.op}" if len(readers) > 1 else node.id.op
+    what = f"{node.id.op} for {first.op}" if len({op for op, _ in readers}) > 1 else node.id.op
     name = NodeId(what, first.PASS, first.PP, first.EP, first.MB)
     early = run[0] - replication.gather_distance
     after = order[run[0] - 1].nodes[-1] if early == run[0] and early > 0 else None

@@ -162,7 +162,7 @@ class Plan:
         if memory_limit is not None:
             from piper_jax.simulation import simulate
 
-            peak_bytes = {group.name: group.memory.peak_bytes for group in simulate(self).groups}
+            peak_bytes = {group.name: group.memory.needed_bytes for group in simulate(self).groups}
         check(self.complete(), slots=self.dag.slots, memory_limit=memory_limit, peak_bytes=peak_bytes)
         return self
 

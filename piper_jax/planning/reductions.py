@@ -1,4 +1,4 @@
-"""Gradient reductions on a stream of their own run beside the compute that follows their last gradient."""
+"""Gradient reductions within a step are members of slots: of that of their last gradient, or of the next one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from piper_jax.ir.nodes import Collective
 from piper_jax.planning.joining import compute_slots, with_joined
 
 
-def with_overlapped_reductions(dag: Dag) -> Dag:
-    """Joins each reduction whose ``reduce_stream`` is not that of the compute to the next compute slot of its group.
+def with_reductions_in_slots(dag: Dag) -> Dag:
+    """Joins reductions to compute slots of their group.
 
-    Those after the last compute of their group stay alone. ::
+    One of a span of microbatches joins the slot of its last gradient, so that whole gradients are gone when that
+    program ends. One whose ``reduce_stream`` is not that of the compute joins the next slot, which may hide it; after
+    the last compute it stays alone. ::
 
         g0: B[MB=0] | reduce_scatter gradient[MB=0] | B[MB=1] | reduce_scatter gradient[MB=1]
+        -->  B[MB=0] with reduce_scatter gradient[MB=0] | B[MB=1] with reduce_scatter gradient[MB=1]
         -->  B[MB=0] | B[MB=1] with reduce_scatter gradient[MB=0] | reduce_scatter gradient[MB=1]
     """
     wanted = {
-        name
+        name: 0 if node.stream == "compute" else 1
         for name, node in dag.nodes.items()
         if isinstance(node, Collective) and name.PASS == "B" and node.kind in ("all_reduce", "reduce_scatter")
-        if node.stream != "compute" and "+" not in (node.group or "")
+        if (node.stream != "compute" or name.MB is not None) and "+" not in (node.group or "")
     }
     if not wanted:
         return dag
@@ -33,6 +36,6 @@ def with_overlapped_reductions(dag: Dag) -> Dag:
     joined: dict[tuple[str, int], list[NodeId]] = {}
     for name, after in last.items():
         group = dag.nodes[name].group or ""
-        if after + 1 < len(orders[group]):
-            joined.setdefault((group, after + 1), []).append(name)
+        if after + wanted[name] < len(orders[group]):
+            joined.setdefault((group, after + wanted[name]), []).append(name)
     return with_joined(dag, orders, joined, {group for group, _ in joined})

@@ -73,14 +73,14 @@ def _kept_order(dag: Dag, traced: Collection[NodeId], rounds: Mapping[str, int])
 def bundles(
     owned: Iterable[Ownership], dag: Dag, also: Callable[[Ownership], object] = lambda o: None
 ) -> list[list[Ownership]]:
-    """Neighbouring buckets of equal owners, replication and ``also``, joined up to their ``bucket_bytes``."""
+    """Neighbouring buckets of equal owners, dtype, replication and ``also``, joined up to their ``bucket_bytes``."""
     joined: list[list[Ownership]] = []
     sizes: list[int] = []
     for o in owned:
         nbytes = trainable_bytes(dag, o.bucket)
         limit = o.replication.bucket_bytes
         last = joined[-1][-1] if joined else None
-        alike = last is not None and (_kept(last), also(last)) == (_kept(o), also(o))
+        alike = last is not None and (_kept(last, dag), also(last)) == (_kept(o, dag), also(o))
         if alike and limit is not None and sizes[-1] + nbytes <= limit:
             joined[-1].append(o)
             sizes[-1] += nbytes
@@ -90,8 +90,9 @@ def bundles(
     return joined
 
 
-def _kept(o: Ownership) -> tuple[object, ...]:
-    return o.owners, o.axes, o.num_parts, o.replication, o.elementwise
+def _kept(o: Ownership, dag: Dag) -> tuple[object, ...]:
+    dtypes = {leaf.gradient_dtype for leaf in dag.buckets[o.bucket].leaves if leaf.kind == "trainable"}
+    return o.owners, o.axes, o.num_parts, o.replication, o.elementwise, dtypes
 
 
 def trainable_bytes(dag: Dag, bucket: str) -> int:

@@ -86,6 +86,8 @@ def _merged_op(name: str, together: Sequence[Op]) -> Op:
         residual_bytes=sum(op.residual_bytes for op in together),
         kept_bytes=sum(op.residual_bytes if op.kept_bytes is None else op.kept_bytes for op in together),
         crossing_bytes=sum(op.crossing_bytes for op in together),
+        input_reads=None,
+        weight_reads=None,
         reads=tuple(dict.fromkeys(bucket for op in together for bucket in op.reads)),
         batch_inputs=tuple(dict.fromkeys(path for op in together for path in op.batch_inputs)),
         has_backward=any(op.has_backward for op in together),

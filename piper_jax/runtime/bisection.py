@@ -13,7 +13,7 @@ from piper_jax.ir.nodes import Compute
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
-from piper_jax.runtime.whole_program import WholeProgram, relative_difference
+from piper_jax.runtime.whole_program import WholeProgram, at_64_bits, relative_difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Bisection:
             key = Key("gradient", owner[leaf], leaf)
             if key not in self.registers:
                 continue
-            expected = sum(np.asarray(g[leaf], np.float64) for g in per_microbatch)
+            expected = sum(at_64_bits(g[leaf]) for g in per_microbatch)
             op = next((o for o, c in context.chunk_of.items() if leaf in c.diff_state), None)
             node = self._last_backward(op)
             what = f"gradient {context.source.state.leaves[leaf].path}"

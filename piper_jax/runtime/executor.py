@@ -19,9 +19,13 @@ class Executor:
     Dispatch is asynchronous: no instruction waits for the values of another one. Where groups hand on tokens, at most
     ``MAX_IN_FLIGHT`` programs of a group are dispatched ahead of what it has finished, half of what a CPU device takes
     before it blocks.
+
+    Args:
+      wanted: registers to keep.
+      consumed: given registers that are deleted after their last use, though the caller still refers to them.
     """
 
-    def __init__(self, instructions: Sequence[Instruction], wanted: Sequence[Key]):
+    def __init__(self, instructions: Sequence[Instruction], wanted: Sequence[Key], consumed: Sequence[Key] = ()):
         self.instructions, self.wanted = tuple(instructions), tuple(wanted)
         self.index: dict[Key, int] = {}
         for instruction in instructions:
@@ -29,8 +33,16 @@ class Executor:
                 self.index.setdefault(key, len(self.index))
         for key in wanted:
             self.index.setdefault(key, len(self.index))
+        owned = set(consumed)
         self._table = [
-            (_direct(i), self._numbers(i.reads), self._numbers(i.writes), self._numbers(dead), self._tokens(i))
+            (
+                _direct(i),
+                self._numbers(i.reads),
+                self._numbers(i.writes),
+                self._numbers(dead),
+                self._numbers([k for k in dead if k in owned.difference(i.overwrites)]),
+                self._tokens(i),
+            )
             for i, dead in zip(instructions, last_uses(instructions, wanted), strict=True)
         ]
         self._ahead: dict[int, deque[Any]] = {self.index[k]: deque() for k in self.index if k.kind == "token"}
@@ -64,7 +76,7 @@ class Executor:
         for key, value in given.items():
             if key in self.index:
                 registers[self.index[key]] = value
-        for call, reads, writes, dead, tokens in self._table:
+        for call, reads, writes, dead, gone, tokens in self._table:
             results = call(*[registers[i] for i in reads])
             for i, result in zip(writes, results, strict=True):
                 registers[i] = result
@@ -73,6 +85,8 @@ class Executor:
                 ahead.append(registers[i])
                 if len(ahead) > MAX_IN_FLIGHT:
                     ahead.popleft().block_until_ready()
+            for i in gone:
+                registers[i].delete()
             for i in dead:
                 registers[i] = None
         return {key: registers[self.index[key]] for key in self.wanted}

@@ -20,7 +20,7 @@ from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled
 from piper_jax.lowering.slots import Step, local_spec
 from piper_jax.runtime.executor import Executor
-from piper_jax.runtime.whole_program import Expected, WholeProgram, relative_difference
+from piper_jax.runtime.whole_program import Expected, WholeProgram, at_64_bits, relative_difference
 
 MAX_ROWS = 24
 _NOT_SHOWN = ("key", "step", "microbatch")
@@ -53,7 +53,7 @@ class NodeArray:
     @property
     def norm(self) -> float:
         """The square root of the sum of squares."""
-        return float(np.linalg.norm(self.value.astype(np.float64)))
+        return float(np.linalg.norm(at_64_bits(self.value)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ class _Beside:
     def _summed(self, key: Key, gradients: np.ndarray) -> np.ndarray:
         """Gradients of all replicas added up; of divided experts, all of these one after another."""
         parts = self.context.parts_of(key)
-        total = gradients.reshape(-1, parts, *gradients.shape[1:]).sum(0, dtype=np.float64)
+        total = at_64_bits(gradients).reshape(-1, parts, *gradients.shape[1:]).sum(0)
         return total.reshape(self.context.logical_spec(key).shape)
 
     def known(self, key: Key) -> tuple[str, Any]:
@@ -282,7 +282,7 @@ class _Beside:
             kind, op = key.item
             terms = self.context.chunk_of[op].terms
             parts = [self.expected.terms[i] for i in terms if self.context.program.terms[i][0] == kind]
-            return f"{kind} of {op}", sum(np.asarray(p, np.float64) for p in parts)
+            return f"{kind} of {op}", sum(at_64_bits(p) for p in parts)
         metric = self.context.program.metrics[key.item]
         missing = metric.kind == "last" and self.mb != self.context.num_microbatches - 1
         return f"metric {metric.path or 'aux'}", None if missing else self.expected.metrics[key.item]

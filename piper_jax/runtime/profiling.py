@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -14,7 +14,7 @@ import jax
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.instruction import Instruction, last_uses
 from piper_jax.lowering.keys import Key
-from piper_jax.simulation.report import GroupMemory, MemoryStep, Span
+from piper_jax.simulation.report import MEMORY_KINDS, GroupMemory, MemoryStep, Span
 
 _SPAN_KIND = {
     "transfer": "send",
@@ -27,7 +27,7 @@ _MEMORY_KIND = {
     "state": "parameters", "optimizer": "optimizer", "accumulator": "gradients", "gradient": "gradients",
     "unreduced": "gradients",
 }  # fmt: skip
-_ACTIVATIONS = ("value", "cotangent", "residual", "crossing")
+_ACTIVATIONS = ("value", "cotangent", "residual", "crossing", "dispatched", "dispatched_cotangent")
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ def profile(
     """Dispatches as the executor does, with one waiting thread for each group and each link.
 
     A span starts when its inputs were there and its stream was free. The programs must not donate, since the threads
-    hold their results; gradient buffers that a step would re-use are counted once.
+    hold their results; memory that a step would re-use is counted once.
     """
     streams: dict[str, _Stream] = {}
     for instruction in instructions:
@@ -67,16 +67,16 @@ def profile(
     for thread in threads:
         thread.start()
     registers, dispatched, memory = dict(given), [], {g: [] for g in context.meshes}
+    moved = {k for i in instructions if i.role == "transfer" for k in (*i.reads, *i.writes)}
     begin = time.perf_counter()
     for instruction, dead in zip(instructions, last_uses(instructions, wanted), strict=True):
         dispatched.append(time.perf_counter())
         results = instruction.call(*[registers[k] for k in instruction.reads])
         streams[_stream(instruction)].queue.put(results)
         registers.update(zip(instruction.writes, results, strict=True))
-        reused = [k for k in dead if _MEMORY_KIND.get(k.kind.removesuffix("_shard")) == "gradients"]
-        for key in reused:
+        for key in set(instruction.overwrites).intersection(dead):
             registers.pop(key)
-        _sample(context, registers, memory, dispatched[-1] - begin)
+        _sample(context, registers, moved, memory, dispatched[-1] - begin)
         for key in dead:
             registers.pop(key, None)
     for stream in streams.values():
@@ -122,15 +122,30 @@ def _spans(
     return spans
 
 
-def _sample(context: Context, registers: Mapping[Key, Any], memory: Mapping[str, list[MemoryStep]], now: float) -> None:
+def kind_of(key: Key) -> str | None:
+    """The kind of memory that a register counts as; None for scalars, the batch and what else is not counted."""
+    return "activations" if key.kind in _ACTIVATIONS else _MEMORY_KIND.get(key.kind.removesuffix("_shard"))
+
+
+def num_parts(context: Context, key: Key) -> int:
+    """Over how many devices of its group a register is divided."""
+    layout = context.layout(key)
+    return context.replicas if layout == "stacked" else context.parts_of(key) if layout == "experts" else 1
+
+
+def _sample(
+    context: Context,
+    registers: Mapping[Key, Any],
+    moved: Collection[Key],
+    memory: Mapping[str, list[MemoryStep]],
+    now: float,
+) -> None:
     sizes: dict[str, dict[str, int]] = {g: {} for g in memory}
     for key, array in registers.items():
-        kind = "activations" if key.kind in _ACTIVATIONS else _MEMORY_KIND.get(key.kind.removesuffix("_shard"))
+        kind = "transfers" if key in moved else kind_of(key)
         if kind is not None:
-            layout = context.layout(key)
-            share = context.replicas if layout == "stacked" else context.parts_of(key) if layout == "experts" else 1
             size = sizes[key.group]
-            size[kind] = size.get(kind, 0) + array.nbytes // share
+            size[kind] = size.get(kind, 0) + array.nbytes // num_parts(context, key)
     for group, size in sizes.items():
-        fields = {k: size.get(k, 0) for k in ("parameters", "gradients", "optimizer", "activations")}
-        memory[group].append(MemoryStep(time=now, transfers=0, **fields))
+        fields = {k: size.get(k, 0) for k in MEMORY_KINDS}
+        memory[group].append(MemoryStep(time=now, **fields))

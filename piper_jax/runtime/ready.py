@@ -43,15 +43,22 @@ class Ready:
         return dict(zip(self.batch_keys, arrays, strict=True))
 
 
-def prepare(context: Context, instructions: Sequence[Instruction], wanted: Sequence[Key], device: Any) -> Ready:
+def prepare(
+    context: Context,
+    instructions: Sequence[Instruction],
+    wanted: Sequence[Key],
+    device: Any,
+    consumed: Sequence[Key] = (),
+) -> Ready:
     """Numbers the registers and places the constants.
 
     Args:
       wanted: registers to keep, besides those of metrics.
       device: where metrics are gathered.
+      consumed: given registers that nobody needs after their last use.
     """
     gather = metric_gather(context, [k for i in instructions for k in i.writes], device)
-    executor = Executor(instructions, (*wanted, *gather.keys, *token_keys(context)))
+    executor = Executor(instructions, (*wanted, *gather.keys, *token_keys(context)), consumed)
     numbers = tuple(k for k in executor.inputs if k.kind == "microbatch")
     constants = jax.device_put([np.int32(k.mb or 0) for k in numbers], _targets(context, numbers))
     return Ready(

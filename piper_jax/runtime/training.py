@@ -244,7 +244,8 @@ class Train:
                 "gradients": first_gradients(found),
                 "evaluate": (),
             }[mode]
-            self._ready[mode, size] = prepare(found, instructions, wanted, self.devices[0])
+            consumed = state_keys if mode == "step" else ()
+            self._ready[mode, size] = prepare(found, instructions, wanted, self.devices[0], consumed)
         return self._ready[mode, size]
 
     def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:

@@ -17,9 +17,15 @@ from piper_jax.runtime.replicas import REPLICA_AXIS, over_replicas
 from piper_jax.tracing.flat import FlatEqn, read
 
 
+def at_64_bits(value: Any) -> np.ndarray:
+    """An array as float64, or as complex128 where it is complex."""
+    array = np.asarray(value)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
 def relative_difference(found: Any, expected: Any) -> float:
     """The largest absolute difference over the largest finite value expected; infinite if one alone is not finite."""
-    a, b = np.asarray(found).astype(np.float64), np.asarray(expected).astype(np.float64)
+    a, b = at_64_bits(found), at_64_bits(expected)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return np.inf

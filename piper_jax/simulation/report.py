@@ -34,7 +34,12 @@ class Span(NamedTuple):
 
 
 class MemoryStep(NamedTuple):
-    """Bytes of one device by kind, from ``time`` until the next step."""
+    """Bytes of one device by kind, from ``time`` until the next step.
+
+    Attributes:
+      inside: what the running program makes and uses up, beside the arrays above: such as residuals where a forward and
+        its backward are one program. An upper bound, since it is XLA's affair; not measured, and not in the total.
+    """
 
     time: float
     parameters: int
@@ -42,11 +47,12 @@ class MemoryStep(NamedTuple):
     optimizer: int
     activations: int
     transfers: int
+    inside: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All kinds together."""
-        return sum(self[1:])
+        return sum(self[1:6])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +73,13 @@ class GroupMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest total."""
+        """The largest total: of arrays, as a profile measures it."""
         return self.peak.total_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """The largest total with what lies inside the programs: what a device should have."""
+        return max((step.total_bytes + step.inside for step in self.steps), default=0)
 
     def peak_of_kind(self, kind: str) -> MemoryStep:
         """The first step at which ``kind``, one of ``MEMORY_KINDS``, is largest."""
@@ -130,8 +141,13 @@ class Report:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest memory of any device."""
+        """The largest memory of any device, in arrays."""
         return max((group.memory.peak_bytes for group in self.groups), default=0)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The largest memory that any device should have, with what lies inside programs."""
+        return max((group.memory.needed_bytes for group in self.groups), default=0)
 
     def group(self, name: str) -> GroupReport:
         """The group of that name; KeyError if there is none."""

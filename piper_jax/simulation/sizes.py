@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axis_size
-from piper_jax.ir.nodes import Bucket
+from piper_jax.ir.nodes import Bucket, Leaf
 from piper_jax.ir.ownership import ownerships, shard_axes_of
 
 REPLICA_AXES = ("data", "expert")
@@ -61,10 +62,50 @@ class Sizes:
         kept = known.residual_bytes if known.kept_bytes is None else known.kept_bytes
         return kept // self._parts(group), known.crossing_bytes // self._parts(group)
 
+    def residual_parts(self, op: str, group: str) -> tuple[int, int, int]:
+        """Bytes on one device that F leaves for BI alone, and for BW as well, and that BI leaves for BW.
+
+        Of what no other operation made: its values are arrays of their own. A whole B reads the first two.
+        """
+        known, parts = self._dag.ops[op], self._parts(group)
+        own = known.residual_bytes
+        kept = own if known.kept_bytes is None else known.kept_bytes
+        if known.input_reads is not None and known.weight_reads is not None:
+            late = known.weight_reads.values
+            others = {*known.input_reads.values, *(name for name in late if not name.startswith("d "))}
+            own, kept = own - self._global_bytes(others), kept - self._global_bytes(late)
+        room = self.room(op, group)
+        until_inputs, until_weights, crossing = (n // parts for n in (own - kept, kept, known.crossing_bytes))
+        return math.ceil(until_inputs * room), math.ceil(until_weights * room), math.ceil(crossing * room)
+
+    def room(self, op: str, group: str) -> float:
+        """How much more than an equal share the buffers of experts that take rows have room for."""
+        known = self._dag.ops[op]
+        return 1 if known.row_bound is None else min(known.row_bound, self.axis_size(group, (known.shard_axis or "",)))
+
+    def _global_bytes(self, values: Iterable[str]) -> int:
+        return sum(self._dag.values[name].nbytes for name in values)
+
     def bucket_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the trainable leaves of ``bucket`` on one device, before any ZeRO sharding."""
         trainable = sum(leaf.nbytes for leaf in bucket.leaves if leaf.kind == "trainable")
         return trainable // self._expert_shards(bucket, group)
+
+    def leaf_bytes(self, bucket: Bucket, leaf: Leaf, group: str) -> int:
+        """Bytes of one whole leaf of ``bucket`` on one device."""
+        return leaf.nbytes // self._expert_shards(bucket, group)
+
+    def accumulator_bytes(self, bucket: Bucket, group: str) -> tuple[int, int]:
+        """Bytes of the accumulated gradients of ``bucket`` on one device, whole and as a shard: 32 bits at least."""
+        experts, shards = self._expert_shards(bucket, group), self.zero_shards(bucket)
+        whole = shard = 0
+        for leaf in bucket.leaves:
+            size = math.prod(leaf.shape)
+            if leaf.kind == "trainable" and size:
+                each = max(leaf.nbytes // size, 4)
+                whole += size // experts * each
+                shard += -(-size // (experts * shards)) * each
+        return whole, shard
 
     def parameter_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of all leaves of ``bucket`` that one device keeps between steps."""
@@ -79,7 +120,11 @@ class Sizes:
     def optimizer_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the optimizer state of ``bucket`` on one device; its shards are padded as the leaves are."""
         whole, shard = self.bucket_bytes(bucket, group), self._shard_bytes(bucket, group, self.zero_shards(bucket))
-        return bucket.optimizer_bytes * shard // (whole * self._expert_shards(bucket, group)) if whole else 0
+        return self.whole_optimizer_bytes(bucket, group) * shard // whole if whole else 0
+
+    def whole_optimizer_bytes(self, bucket: Bucket, group: str) -> int:
+        """Bytes of the optimizer state of ``bucket`` on one device where no ZeRO shards it."""
+        return bucket.optimizer_bytes // self._expert_shards(bucket, group)
 
     def zero_shards(self, bucket: Bucket) -> int:
         """Over how many devices ZeRO divides what it shards of ``bucket``: all that hold copies; 1 without ZeRO."""

@@ -14,7 +14,7 @@ from piper_jax.tracing.loss_program import BatchLayout, LossProgram, trace_loss
 from piper_jax.tracing.model_state import ModelState
 from piper_jax.tracing.optimizer_program import OptimizerProgram
 from piper_jax.tracing.structure import fingerprint
-from piper_jax.tracing.unit_costs import signature, unit_costs
+from piper_jax.tracing.unit_costs import named, signature, unit_costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +64,12 @@ class Source:
         """
         known: dict[Any, dict[str, Any]] = {}
         costs = []
+        paths, names = [leaf.path for leaf in self.state.leaves], {v: name for name, v in self.values.items()}
         for part, (_, policy) in zip(chunks(self.program, self.units.of_eqn, [u for u, _ in ops]), ops, strict=True):
             alike = signature(self.program, part), policy
             if alike not in known:
                 known[alike] = unit_costs(self.program, part, policy)
-            costs.append(known[alike])
+            costs.append(named(known[alike], part, paths, names))
         return costs
 
     def trace_at(self, size: int) -> LossProgram:

@@ -23,7 +23,7 @@ from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimize
 from piper_jax.tracing.regions import assign_units
 from piper_jax.tracing.source import Source, matched
 from piper_jax.tracing.structure import structure
-from piper_jax.tracing.unit_costs import signature, unit_costs
+from piper_jax.tracing.unit_costs import named, signature, unit_costs
 
 
 @checked(TraceError)
@@ -125,7 +125,7 @@ class _Assembly:
         bucket_names = tuple(b for b, leaves in leaves_of.items() if self.state.leaves[leaves[0]].kind == "trainable")
         update = self._optimizer(leaves_of, bucket_names)
         value_names = self._value_names()
-        ops = self._ops(names, leaves_of)
+        ops = self._ops(names, leaves_of, value_names)
         dag = Dag(
             nodes=self._nodes(ops, () if self.forward_only else bucket_names),
             data=tuple(self._edges(ops, leaves_of, value_names)),
@@ -171,9 +171,12 @@ class _Assembly:
                     names[value] = f"{eqn.name}.{index}" + (f".{k}" if len(eqn.outputs) > 1 else "")
         return names
 
-    def _ops(self, names: Sequence[str], bucket_leaves: Mapping[str, tuple[int, ...]]) -> dict[str, Op]:
+    def _ops(
+        self, names: Sequence[str], bucket_leaves: Mapping[str, tuple[int, ...]], values: Mapping[int, str]
+    ) -> dict[str, Op]:
         costs: dict[Any, dict[str, Any]] = {}
         ops = {}
+        paths = [leaf.path for leaf in self.state.leaves]
         read = {leaf for part in self.parts for leaf in part.state}
         for unit, (name, part) in enumerate(zip(names, self.parts, strict=True)):
             alike = signature(self.program, part)
@@ -189,7 +192,7 @@ class _Assembly:
                 has_backward=part.has_backward and not self.forward_only,
                 needs_weight=isinstance(self.program.weight, int)
                 and any(self.program.terms[t][0] == "total" for t in part.terms),
-                **costs[alike],
+                **named(costs[alike], part, paths, values),
             )  # fmt: skip
         return ops
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from piper_jax.ir.nodes import Reads
 from piper_jax.tracing.backward_split import whole_because
 from piper_jax.tracing.chunk import Chunk
 from piper_jax.tracing.costs import total_flops
+from piper_jax.tracing.flat import Flat
 from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.model_state import nbytes
-from piper_jax.tracing.passes import passes
+from piper_jax.tracing.passes import Passes, passes
 
 
 def signature(program: LossProgram, part: Chunk) -> Any:
@@ -22,23 +25,26 @@ def signature(program: LossProgram, part: Chunk) -> Any:
         outs = tuple((local.setdefault(o, len(local)), str(program.flat.avals[o])) for o in eqn.outputs)
         eqns.append((eqn.name, reads, outs))
     tail = (len(part.diff_state), len(part.diff_externals), len(part.diff_exports), len(part.terms))
-    return tuple(eqns), tuple(str(program.flat.avals[v]) for v in part.externals), tail
+    inputs = (*(program.state_input(leaf) for leaf in part.state), *part.externals, *part.diff_exports)
+    return tuple(eqns), tuple((local.get(v), str(program.flat.avals[v])) for v in inputs), tail
 
 
 def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> dict[str, Any]:
-    """The cost fields of an ``Op``, for the whole batch, and whether its backward can be split."""
+    """The cost fields of an ``Op``, for the whole batch, and whether its backward can be split.
+
+    ``input_reads`` and ``weight_reads`` are positions, to be named by :func:`named`, since alike units share the rest.
+    """
     built = passes(program, part, remat)
     forward = {"flops_forward": total_flops(built.evaluate.eqns)}
     means = sum(e.is_replica_mean for e in built.evaluate.eqns)
     if built.backward is None or built.halves is None:
         return {**forward, "replica_means": (means, 0)}
     residuals = built.forward.outputs[len(built.forward.outputs) - built.num_residuals :]
-    used = {a for e in built.backward.eqns for a in e.reads()}
+    used, late = _used(built.backward), _used(built.halves.for_weights)
     first_external = len(built.evaluate.inputs) - len(part.externals)
     kept = [v for v in built.backward.inputs[first_external : len(built.evaluate.inputs)] if v in used]
     size = sum(nbytes(built.forward.avals[v]) for v in residuals if isinstance(v, int))
     halves = built.halves
-    late = {a for e in halves.for_weights.eqns for a in e.reads()} | set(halves.for_weights.outputs)
     activations = built.backward.inputs[first_external : len(built.backward.inputs) - len(built.kinds)]
     because = whole_because(halves)
     return {
@@ -50,5 +56,42 @@ def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> d
         "residual_bytes": size + sum(nbytes(built.backward.avals[v]) for v in kept),
         "kept_bytes": sum(nbytes(built.backward.avals[v]) for v in activations if v in late),
         "crossing_bytes": sum(nbytes(halves.for_inputs.avals[v]) for v in halves.crossing),
+        "input_reads": (*_positions(built, _used(halves.for_inputs))[:2], ()),
+        "weight_reads": _positions(built, late),
         "replica_means": (means, sum(e.is_replica_mean for e in built.backward.eqns)),
     }
+
+
+def named(costs: Mapping[str, Any], part: Chunk, leaves: Sequence[str], values: Mapping[int, str]) -> dict[str, Any]:
+    """Costs of a unit with ``input_reads`` and ``weight_reads`` by name.
+
+    Args:
+      leaves: the paths of all state leaves.  values: names by number.
+    """
+
+    def reads(positions: Sequence[Sequence[int]]) -> Reads:
+        state, externals, cotangents = positions
+        others = (
+            *(values[part.externals[k]] for k in externals),
+            *(f"d {values[part.diff_exports[k]]}" for k in cotangents),
+        )
+        return Reads(leaves=tuple(leaves[part.state[k]] for k in state), values=others)
+
+    return {**costs, **{half: reads(costs[half]) for half in ("input_reads", "weight_reads") if half in costs}}
+
+
+def _used(flat: Flat) -> set[Any]:
+    return {a for e in flat.eqns for a in e.reads()} | {a for a in flat.outputs if isinstance(a, int)}
+
+
+def _positions(built: Passes, used: Collection[Any]) -> tuple[tuple[int, ...], ...]:
+    """Which of the state, the external values and the incoming cotangents are among the ``used`` inputs."""
+    assert built.backward is not None
+    part, inputs = built.chunk, built.backward.inputs
+    num_inputs = len(built.evaluate.inputs)
+    starts = (
+        (0, len(part.state)),
+        (num_inputs - len(part.externals), len(part.externals)),
+        (num_inputs + built.num_residuals, len(part.diff_exports)),
+    )
+    return tuple(tuple(k for k in range(count) if inputs[start + k] in used) for start, count in starts)

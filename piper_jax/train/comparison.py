@@ -10,6 +10,7 @@ import numpy as np
 
 import piper_jax as piper
 from piper_jax.runtime.reference import TOLERANCES, reference_gradients
+from piper_jax.runtime.whole_program import at_64_bits
 from piper_jax.train.batches import Batch
 from piper_jax.train.job import Job
 
@@ -90,7 +91,7 @@ def _leaf_differences(found: Any, expected: Any) -> list[Difference]:
 
 
 def _difference(name: str, found: Any, expected: Any) -> Difference:
-    left, right = (np.asarray(value).astype(np.float64) for value in (found, expected))
+    left, right = (at_64_bits(value) for value in (found, expected))
     scale, difference = np.abs(right).max(initial=0.0), np.abs(left - right).max(initial=0.0)
     relative = 0.0 if difference == 0 else np.inf if scale == 0 else difference / scale
     return Difference(name=name.removesuffix(".value"), scale=float(scale), relative=float(relative))

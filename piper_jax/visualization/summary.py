@@ -44,11 +44,11 @@ def _notes(report: Report) -> list[str]:
 
 def _shortage(report: Report) -> list[str]:
     """A line that says so if a device has less memory than a group needs."""
-    if report.device_bytes is None or report.peak_bytes <= report.device_bytes:
+    if report.device_bytes is None or report.needed_bytes <= report.device_bytes:
         return []
-    short = [group for group in report.groups if group.memory.peak_bytes > report.device_bytes]
+    short = [group for group in report.groups if group.memory.needed_bytes > report.device_bytes]
     names = ", ".join(group.name for group in short[:8]) + (", ..." if len(short) > 8 else "")
-    needed, given = bytes_text(report.peak_bytes), bytes_text(report.device_bytes)
+    needed, given = bytes_text(report.needed_bytes), bytes_text(report.device_bytes)
     return [f"does not fit: a device has {given}; {names} need up to {needed}"]
 
 

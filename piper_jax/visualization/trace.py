@@ -54,7 +54,7 @@ def trace_events(report: Report, *, first_process: int = 1, suffix: str = "") ->
         yield from _flow(span, place, scale)
     for group in report.groups:
         for step in group.memory.steps:
-            kinds = dict(zip(MEMORY_KINDS, step[1:], strict=True))
+            kinds = dict(zip(MEMORY_KINDS, step[1:], strict=False))
             yield {"ph": "C", "name": "memory", "pid": processes[group.name], "ts": step.time * scale, "args": kinds}
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from piper_jax.runtime import reference
+from piper_jax.runtime.whole_program import at_64_bits
 
 ROUNDING_STEPS = 8
 
@@ -63,4 +64,4 @@ def assert_moved(found: Any, expected: Any, start: Any, tolerance: Tolerance, wh
 def _numbers(value: Any) -> np.ndarray:
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    return np.asarray(value).astype(np.float64)
+    return at_64_bits(value)

@@ -10,6 +10,7 @@ from piper_jax.ir.device_groups import axes_of, members_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Node, Update
 from piper_jax.ir.ownership import Ownership, owners_of, ownerships, shard_axes_of
+from piper_jax.ir.reading import leaves_read
 from piper_jax.ir.rules.base import Checked
 
 REPLICA_AXES = ("data", "expert")
@@ -231,10 +232,12 @@ def freed_parameters(checked: Checked) -> Iterator[PlanError]:
         if isinstance(src, Collective) and src.kind == "all_gather":
             alive.setdefault(edge.dst, set()).update(value.removeprefix("parameters ") for value in edge.values)
     for name, node in dag.nodes.items():
-        if not isinstance(node, Compute) or name.PASS == "BW":
+        if not isinstance(node, Compute):
             continue
-        for bucket in dag.ops[name.op].reads:
-            if bucket in sharded and bucket not in alive.get(name, ()):
+        op = dag.ops[name.op]
+        for bucket in op.reads:
+            freed = bucket in sharded and bucket not in alive.get(name, ())
+            if freed and leaves_read(op, name.PASS, dag.buckets[bucket]):
                 yield PlanError(
                     f"{name} reads the parameters {bucket} after they are freed.",
                     help="every use under ZeRO-3 follows a gather; complete the plan again.",

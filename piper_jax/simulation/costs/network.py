@@ -82,8 +82,7 @@ class Network:
         """Bytes of the whole (gathered or not yet scattered) operand on one device."""
         group = members_of(node.group or "", self._dag.groups)[0]
         nbytes = sum(self._sizes.value_bytes(name, group) for name in node.values)
-        bound = self._dag.ops[node.around].row_bound if node.around else None
-        return nbytes if bound is None else math.ceil(nbytes * min(bound, self._sizes.axis_size(group, node.axes)))
+        return math.ceil(nbytes * self._sizes.room(node.around, group)) if node.around else nbytes
 
     def way(self, node: Send | Collective) -> tuple[int, int]:
         """The level that a transfer or collective crosses, from 0 for the fastest, and the links between neighbours."""
