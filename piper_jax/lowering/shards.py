@@ -32,15 +32,18 @@ def to_rows(value: Any, count: int, parts: int = 1) -> Any:
       parts: equal parts of dimension 0 that are divided each by itself: ``[count * parts, shard_length]``, the first
         shard of each part first.
     """
-    flat = value.reshape(parts, -1)
-    rows = jnp.pad(flat, ((0, 0), (0, shard_length(flat.shape[1:], count) * count - flat.shape[1])))
-    return rows.reshape(parts, count, -1).swapaxes(0, 1).reshape(count * parts, -1)
+    size = math.prod(value.shape) // parts
+    length = shard_length((size,), count)
+    rows = jnp.pad(value.reshape(parts, size), ((0, 0), (0, length * count - size)))
+    return rows.reshape(parts, count, length).swapaxes(0, 1).reshape(count * parts, length)
 
 
 def from_rows(rows: Any, shape: Sequence[int], parts: int = 1) -> Any:
     """The inverse of ``to_rows``."""
-    of_parts = rows.reshape(-1, parts, rows.shape[-1]).swapaxes(0, 1).reshape(parts, -1)
-    return of_parts[:, : math.prod(shape) // parts].reshape(tuple(shape))
+    length, size = rows.shape[-1], math.prod(shape) // parts
+    count = math.prod(rows.shape[:-1]) // parts
+    of_parts = rows.reshape(count, parts, length).swapaxes(0, 1).reshape(parts, count * length)
+    return of_parts[:, :size].reshape(tuple(shape))
 
 
 def scatter_sum(values: Sequence[Any], axes: Axes, count: int) -> list[Any]:

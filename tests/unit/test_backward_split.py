@@ -169,7 +169,7 @@ def middle_of_three(layer) -> tuple[LossProgram, Chunk]:
         return (x**2).mean()
 
     source = piper.trace(loss, [jnp.eye(WIDTH)] * 3, jnp.ones((ROWS, WIDTH))).source
-    return source.program, chunks(source.program, source.units, [[0], [1], [2]])[1]
+    return source.program, chunks(source.program, source.units.of_eqn, [[0], [1], [2]])[1]
 
 
 @pytest.mark.parametrize("remat", [None, "nothing_saveable"])
