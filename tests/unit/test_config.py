@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -129,6 +129,7 @@ def test_configurations_do_not_change():
         Config().train.steps = 3  # type: ignore[misc]
 
 
+@settings(deadline=None)
 @given(
     learning_rate=st.floats(min_value=1e-12, max_value=1e3),
     steps=st.integers(min_value=1, max_value=10**9),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piper_jax.config import DataSection
@@ -20,6 +20,7 @@ from piper_jax.train.metrics import Meter, Summary
 TEXT = np.arange(10_000, dtype=np.int64).astype(np.uint8)
 
 
+@settings(deadline=None)
 @given(size=st.integers(0, 500_000), fraction=st.floats(0.01, 0.5))
 def test_the_parts_are_a_partition_of_the_text(size: int, fraction: float):
     text = np.arange(size, dtype=np.int64).astype(np.uint8)
