@@ -7,6 +7,7 @@ from piper_jax.visualization.grid import heading_text
 from piper_jax.visualization.labels import bytes_text, time_text
 
 MAX_ROWS = 24
+PASSING = ("activations", "transfers")
 GROWN = {"parameters": "gathered parameters", "optimizer": "gathered optimizer state"}
 
 
@@ -32,9 +33,11 @@ def _largest_peak(report: Report) -> list[str]:
     peak, rest = group.memory.peak, group.memory.steps[0]
     running = [s for s in report.timeline if s.group == group.name and s.start <= peak.time < s.end]
     during = next((f" during {s.nodes[0]}" for s in running if s.kind == "compute"), "")
-    added = [(getattr(peak, kind) - getattr(rest, kind), kind) for kind in MEMORY_KINDS]
+    kept = {kind: 0 if kind in PASSING else getattr(rest, kind) for kind in MEMORY_KINDS}  # what runs at 0 has begun
+    added = [(getattr(peak, kind) - kept[kind], kind) for kind in MEMORY_KINDS]
     grown = [f"{bytes_text(n)} {GROWN.get(kind, kind)}" for n, kind in sorted(added, reverse=True) if n > 0]
-    return [f"peak on {group.name}{during}: " + " + ".join([f"{bytes_text(rest.total_bytes)} at its start", *grown])]
+    between = f"{bytes_text(sum(kept.values()))} between steps"
+    return [f"peak on {group.name}{during}: " + " + ".join([between, *grown])]
 
 
 def _notes(report: Report) -> list[str]:

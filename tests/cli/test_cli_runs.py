@@ -58,7 +58,10 @@ def test_train_learns_and_says_how_well():
     "overrides",
     [
         (),
-        ("model.name=gpt_linen", "strategy.directives=GPipe", "model.arguments.tied_embeddings=true"),
+        pytest.param(
+            ("model.name=gpt_linen", "strategy.directives=GPipe", "model.arguments.tied_embeddings=true"),
+            marks=pytest.mark.full,
+        ),
         ("model.arguments.compute_dtype=bfloat16", "model.arguments.dropout=0.1"),
     ],
     ids=["nnx", "linen-gpipe-tied", "bfloat16-dropout"],

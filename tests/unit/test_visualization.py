@@ -87,7 +87,7 @@ def test_a_report_prints_as_a_table(planned):
     assert lines[1].split()[:4] == ["group", "devices", "stages", "bubble"]
     assert lines[2].split()[:3] == ["g0", "0-1", "0"]
     assert lines[5] == (
-        "peak on g0 during F[PP=0,MB=3] layers.0: 4.07 MiB at its start + 128.00 KiB activations + 4.00 KiB transfers"
+        "peak on g0 during F[PP=0,MB=3] layers.0: 4.00 MiB between steps + 192.00 KiB activations + 8.00 KiB transfers"
     )
     assert repr(planned) == str(planned)
 
