@@ -46,6 +46,7 @@ def load_config_text(text: str, overrides: Iterable[str] = (), *, name: str = "c
         config = Config.model_validate(document.values)
     except ValidationError as error:
         raise config_fault(error, document, Config) from None
+    config.strategy.locate(document)
     for check in CHECKS:
         check(config, document)
     return config
@@ -74,7 +75,7 @@ def _check_model(config: Config, document: Document) -> None:
 
 
 def _check_strategy(config: Config, document: Document) -> None:
-    planned_strategy(config, lambda path: document.place(("strategy", *path)))
+    planned_strategy(config)
 
 
 def _check_batch(config: Config, document: Document) -> None:

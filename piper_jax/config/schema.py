@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from piper_jax.config.text import Document
 
 Count = Annotated[int, Field(ge=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -68,7 +70,7 @@ class DirectiveSection(Section):
 
 
 class StrategySection(Section):
-    """How a step is spread over devices; see ``piper.Strategy``.
+    """How a step is spread over devices; see ``piper.Strategy``. It knows where it was written, for messages.
 
     Attributes:
       directives: names, or mappings of a name and options.
@@ -85,6 +87,19 @@ class StrategySection(Section):
         tuple[Annotated[DirectiveSection, BeforeValidator(_directive)], ...], BeforeValidator(_tuple)
     ] = ()
     files: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    _document: Document | None = PrivateAttr(default=None)
+
+    def locate(self, document: Document) -> None:
+        """Remembers the document that it was read from."""
+        self._document = document
+
+    def place(self, *path: str | int) -> str:
+        """Where a key of it was written: ``run.yaml:12``, or the override."""
+        return "strategy" if self._document is None else self._document.place(("strategy", *path))
+
+    def __eq__(self, other: object) -> bool:
+        """Where it was written is no part of the value."""
+        return isinstance(other, StrategySection) and self.model_dump() == other.model_dump()
 
 
 class OptimizerSection(Section):

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from piper_jax.config.schema import Config, DirectiveSection
-from piper_jax.config.text import Path
 from piper_jax.errors import ConfigError, DirectiveError, suggest
-from piper_jax.planning import Directive, Strategy, directive, find_strategy, load_strategies
-
-Place = Callable[[Path], str]
+from piper_jax.planning import Directive, Strategy, find_strategy, load_strategies
 
 
-def planned_strategy(config: Config, place: Place = lambda path: "strategy") -> Strategy:
+def planned_strategy(config: Config) -> Strategy:
     """Builds the strategy; loads the user's own files first.
-
-    Args:
-      place: path of keys within the section -> where it was written, for messages.
 
     Raises:
       ConfigError: a file that fails, a strategy that does not exist, or an option that it does not have.
@@ -27,10 +19,10 @@ def planned_strategy(config: Config, place: Place = lambda path: "strategy") -> 
             load_strategies(file)
         except DirectiveError as error:
             raise ConfigError(
-                f"{place(('files', index))}: {error.what}", detail=error.detail, help=error.help
+                f"{section.place('files', index)}: {error.what}", detail=error.detail, help=error.help
             ) from None
-    named = [_directive(item, place(("directives", index))) for index, item in enumerate(section.directives)]
-    return Strategy(
+    named = [_directive(item, section.place("directives", index)) for index, item in enumerate(section.directives)]
+    strategy = Strategy(
         data_parallel=section.data_parallel,
         pipeline_parallel=section.pipeline_parallel,
         expert_parallel=section.expert_parallel,
@@ -39,6 +31,7 @@ def planned_strategy(config: Config, place: Place = lambda path: "strategy") -> 
         num_microbatches=section.num_microbatches,
         directives=tuple(named),
     )
+    return strategy.written_at(section.place())
 
 
 def _directive(item: DirectiveSection, at: str) -> Directive:
@@ -50,4 +43,4 @@ def _directive(item: DirectiveSection, at: str) -> Directive:
         if name not in registered.options:
             fix = suggest(name, registered.options) if registered.options else f"{item.name} has no options."
             raise ConfigError(f"{at}: strategy.directives: {item.name} has no option {name!r}.", help=fix)
-    return directive(item.name, **item.options)
+    return Directive(item.name, item.options, line=at)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from piper_jax.arguments import shown
 from piper_jax.errors import DirectiveError, PiperError, suggest
 from piper_jax.ir.filters import where
-from piper_jax.planning.history import failing_line, first_line
+from piper_jax.planning.history import at_line, failing_line, first_line
 from piper_jax.planning.plan import Plan
 from piper_jax.planning.registry import PHASES, Registered, find_strategy
-from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions, directive
+from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions
 
 ZERO = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
 SCHEDULE, EXPERTS = "1F1B", "ExpertParallel"
-REPLICAS = ("data", "expert")
+REPLICAS, VIRTUAL = ("data", "expert"), "num_virtual_stages"
 MEMORY_OPTIMIZATIONS = {"activation_checkpointing": "ActivationCheckpointing"}
 
 
@@ -32,18 +33,30 @@ def compose(plan: Plan, strategy: object) -> Plan:
             f"{shown(strategy)} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...)."
         )
     wanted = _with_experts(plan, strategy, _with_memory(_all_directives(strategy)))
-    named = [(item, find_strategy(item.name)) for item in wanted]
+    named = [(item, _found(item)) for item in wanted]
     for item, registered in named:
         _require_known_options(item, registered)
     _require_one_schedule(named)
     if not any(registered.phase == "schedule" for _, registered in named):
-        named.insert(0, (directive(SCHEDULE), find_strategy(SCHEDULE)))
+        named.insert(0, (_implied(SCHEDULE), find_strategy(SCHEDULE)))
     for item, registered in sorted(named, key=lambda pair: PHASES.index(pair[1].phase)):
         plan = _applied(plan, strategy, item, registered)
     replicas = strategy.data_parallel * strategy.expert_parallel
     if replicas > 1 and not any(registered.phase == "replicate" for _, registered in named):
-        plan = plan.replicate(where(), axes=REPLICAS)
+        plan = _written_at(strategy.line, plan, plan.replicate(where(), axes=REPLICAS))
     return plan
+
+
+def _implied(name: str) -> Directive:
+    """A directive that nobody wrote: messages name the strategy that it follows from."""
+    return Directive(name, {}, line="")
+
+
+def _found(item: Directive) -> Registered:
+    try:
+        return find_strategy(item.name)
+    except DirectiveError as error:
+        raise DirectiveError(f"{item.place}: {error.what}", help=error.help) from None
 
 
 def _all_directives(strategy: Strategy) -> Sequence[Directive]:
@@ -54,8 +67,11 @@ def _all_directives(strategy: Strategy) -> Sequence[Directive]:
     name = ZERO[strategy.zero_stage - 1]
     for item in listed:
         if item.name != name:
-            raise DirectiveError(f"zero_stage={strategy.zero_stage} contradicts {item}.", help="name one ZeRO stage.")
-    return strategy.directives if listed else (*strategy.directives, directive(name))
+            raise DirectiveError(
+                f"{at_line(f'zero_stage={strategy.zero_stage}', strategy.line)} contradicts {item.place}.",
+                help="name one ZeRO stage.",
+            )
+    return strategy.directives if listed else (*strategy.directives, _implied(name))
 
 
 def _with_experts(plan: Plan, strategy: Strategy, directives: Sequence[Directive]) -> Sequence[Directive]:
@@ -64,10 +80,10 @@ def _with_experts(plan: Plan, strategy: Strategy, directives: Sequence[Directive
         return directives
     if all(op.EP is None for op in plan.dag.ops.values()):
         raise DirectiveError(
-            f"expert_parallel={strategy.expert_parallel}, but the model has no expert region.",
+            f"{at_line(f'expert_parallel={strategy.expert_parallel}', strategy.line)}: the model has no expert region.",
             help="wrap its experts in piper.expert_region, or use data_parallel.",
         )
-    return (*directives, directive(EXPERTS))
+    return (*directives, _implied(EXPERTS))
 
 
 def _with_memory(directives: Sequence[Directive]) -> Sequence[Directive]:
@@ -75,17 +91,17 @@ def _with_memory(directives: Sequence[Directive]) -> Sequence[Directive]:
     listed: list[Directive] = []
     for item in directives:
         own = dict(item.options)
-        wanted = own.get("memory_optimization") if find_strategy(item.name).phase == "schedule" else None
+        wanted = own.get("memory_optimization") if _found(item).phase == "schedule" else None
         if wanted is None:
             listed.append(item)
             continue
         if not isinstance(wanted, str) or wanted not in MEMORY_OPTIMIZATIONS:
             raise DirectiveError(
-                f"{item}: memory_optimization={shown(wanted)} is unknown.",
+                f"{item.place}: memory_optimization={shown(wanted)} is unknown.",
                 help=suggest(str(wanted), MEMORY_OPTIMIZATIONS),
             )
         del own["memory_optimization"]
-        listed += (Directive(item.name, own), directive(MEMORY_OPTIMIZATIONS[wanted]))
+        listed += (Directive(item.name, own, item.line), Directive(MEMORY_OPTIMIZATIONS[wanted], {}, item.line))
     return listed
 
 
@@ -93,7 +109,7 @@ def _require_known_options(item: Directive, registered: Registered) -> None:
     for name, _ in item.options:
         if name not in registered.options:
             raise DirectiveError(
-                f"{item}: option {name!r} means nothing to {item.name}.",
+                f"{item.place}: option {name!r} means nothing to {item.name}.",
                 detail=[f"{option}: {meaning}" for option, meaning in registered.options.items()],
                 help=suggest(name, registered.options) if registered.options else f"{item.name} has no options.",
             )
@@ -103,15 +119,16 @@ def _require_one_schedule(named: Sequence[tuple[Directive, Registered]]) -> None
     schedules = [item for item, registered in named if registered.phase == "schedule"]
     if len(schedules) > 1:
         raise DirectiveError(
-            f"two schedules: {schedules[0]} and {schedules[1]}.", help="a schedule orders everything; name one."
+            f"two schedules: {schedules[0].place} and {schedules[1].place}.",
+            help="a schedule orders everything; name one.",
         )
 
 
 def _applied(plan: Plan, strategy: Strategy, item: Directive, registered: Registered) -> Plan:
     try:
         result = registered.function(plan, StrategyOptions.of(strategy, dict(item.options), item.name))
-    except PiperError:
-        raise
+    except PiperError as error:
+        raise _located(error, strategy, item) from None
     except Exception as error:
         at = failing_line(error, registered.file) or registered.place
         raise DirectiveError(
@@ -123,4 +140,33 @@ def _applied(plan: Plan, strategy: Strategy, item: Directive, registered: Regist
             f"strategy {item.name} at {registered.place} returned {type(result).__name__}, not a plan.",
             help="directives return new plans; end the function with return plan.",
         )
-    return result
+    return _written_at(item.line or strategy.line, plan, result)
+
+
+def _located(error: PiperError, strategy: Strategy, item: Directive) -> PiperError:
+    """The same error with the directive and where it was written; as it is, where it names a place of its own."""
+    if error.data.get("place"):
+        return error
+    place = item.place if item.line else at_line("Strategy", strategy.line)
+    help = _fewer_stages(error, strategy, item) or error.help
+    return type(error)(f"{place}: {error.what}", detail=error.detail, help=help, **(error.data | {"place": place}))
+
+
+def _fewer_stages(error: PiperError, strategy: Strategy, item: Directive) -> str:
+    """The fix of too many stages in terms of what gives their number; "" for other errors."""
+    units, stages = error.data.get("units"), error.data.get("stages")
+    if not isinstance(units, int) or not isinstance(stages, int) or stages % strategy.pipeline_parallel:
+        return ""
+    ranks, each = strategy.pipeline_parallel, stages // strategy.pipeline_parallel
+    fixes = [f"pipeline_parallel={units // each}"] if units >= each else []
+    if VIRTUAL in _found(item).options and units >= ranks:
+        fixes.append(f"{VIRTUAL}={units // ranks}")
+    counted = f"a rank has {each} stages: " if each > 1 else ""
+    return f"{counted}use {' or '.join(fixes)} at most, or more regions." if fixes else "annotate more regions."
+
+
+def _written_at(line: str, before: Plan, plan: Plan) -> Plan:
+    """The plan, whose primitive directives that have no line of the user's have that of the named one."""
+    known = len(before.history)
+    new = tuple(record if record.line else replace(record, line=line) for record in plan.history[known:])
+    return replace(plan, history=(*plan.history[:known], *new))

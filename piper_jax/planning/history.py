@@ -15,6 +15,8 @@ from piper_jax.ir.nodes import DeviceGroup
 from piper_jax.ir.selection import paths_of
 
 PACKAGE = Path(__file__).resolve().parents[1]
+SHIPPED = (PACKAGE / "directives", PACKAGE.parent / "directives")
+"""Where the strategies that come with piper lie: inside the package when installed, beside it in a source tree."""
 MAX_SHOWN = 4
 
 
@@ -23,12 +25,19 @@ class Applied:
     """One primitive directive as it was called.
 
     Attributes:
-      name: ``"place"``.  arguments: by keyword, all plain data.  line: ``my_schedule.py:30``, where it was called.
+      name: ``"place"``.  arguments: by keyword, all plain data.
+      line: ``my_schedule.py:30``, where it was called; for what a strategy that comes with piper called, where that
+        was named.
     """
 
     name: str
     arguments: tuple[tuple[str, object], ...]
     line: str = field(default="", compare=False)
+
+    @property
+    def place(self) -> str:
+        """As it is shown, and where it was written."""
+        return at_line(str(self), self.line)
 
     def __str__(self) -> str:
         shown = (_argument_text(name, value) for name, value in self.arguments)
@@ -36,15 +45,30 @@ class Applied:
 
 
 def user_line() -> str:
-    """``file.py:line`` of the innermost caller outside of this package; strategy files count as outside."""
+    """``file.py:line`` of the innermost caller outside of this package; "" if that is a strategy that comes with it.
+
+    Frames of the interpreter's own, such as that of ``python -m``, are nobody's lines.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        inside = PACKAGE in path.parents and PACKAGE / "directives" not in path.parents
-        if not inside:
+        file = frame.f_code.co_filename
+        if is_shipped(file) or file == "<frozen runpy>":
+            return ""
+        path = Path(file)
+        if PACKAGE not in path.parents and file != "<string>":
             return f"{path.name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def is_shipped(file: str) -> bool:
+    """Whether a strategy's file came with piper, so that its lines say nothing to a user."""
+    return any(folder in Path(file).parents for folder in SHIPPED)
+
+
+def at_line(text: str, line: str) -> str:
+    """``text at file.py:30``, or ``text`` alone where no line is known."""
+    return f"{text} at {line}" if line else text
 
 
 def failing_line(error: BaseException, file: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -17,10 +17,10 @@ from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import ForwardMap
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import DeviceGroup
-from piper_jax.ir.rules import check
+from piper_jax.ir.rules import DEADLOCK_FREE, FITS_IN_MEMORY, RULES, Rule, check
 from piper_jax.ir.selection import is_split
 from piper_jax.planning.completion import complete
-from piper_jax.planning.history import Applied, earlier, user_line
+from piper_jax.planning.history import Applied, at_line, earlier, user_line
 from piper_jax.planning.structure import Structure, differences
 from piper_jax.primitives import PRIMITIVES
 
@@ -158,13 +158,21 @@ class Plan:
         Raises:
           PlanError: a rule is broken; the message names it.
         """
-        peak_bytes: Mapping[str, int] = {}
+        self._hold(RULES)
         if memory_limit is not None:
             from piper_jax.simulation import simulate
 
-            peak_bytes = {group.name: group.memory.needed_bytes for group in simulate(self).groups}
-        check(self.complete(), slots=self.dag.slots, memory_limit=memory_limit, peak_bytes=peak_bytes)
+            peaks = {group.name: group.memory.needed_bytes for group in simulate(self).groups}
+            check(self.complete(), memory_limit=memory_limit, peak_bytes=peaks, rules=(FITS_IN_MEMORY,))
         return self
+
+    def require_sound(self) -> None:
+        """Holds the completed plan against the rules that a simulation needs: all but the one that it breaks itself.
+
+        Raises:
+          PlanError: as :meth:`check`.
+        """
+        self._hold([rule for rule in RULES if rule is not DEADLOCK_FREE])
 
     # -- in and out -------------------------------------------------------------------------------------------------
     @checked(ConfigError)
@@ -212,6 +220,22 @@ class Plan:
         return plan_html(self)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+    def _hold(self, rules: Iterable[Rule]) -> None:
+        """Holds the completed plan against each rule, once; errors name the user's directive."""
+        dag, known = self.complete(), self.dag.memo.setdefault("rules", set[str]())
+        pending = [rule for rule in rules if rule.name not in known]
+        try:
+            check(dag, slots=self.dag.slots, rules=pending)
+        except PlanError as error:
+            name, node = str(error.data["directive"]), error.data.get("node")
+            cause = earlier(self.history, self.dag, name, node if isinstance(node, NodeId) else NodeId(""))
+            if cause is None:
+                raise
+            at = at_line(f"{name}[{self.history.index(cause)}]", cause.line)
+            rule, _, fault = error.what.partition(": ")
+            raise PlanError(f"{rule}: {at}: {fault}", detail=error.detail, help=error.help, **error.data) from None
+        known.update(rule.name for rule in pending)
+
     def _rewritten(self, name: str, **arguments: object) -> Plan:
         return self._apply(Applied(name=name, arguments=tuple(arguments.items()), line=user_line()))
 
@@ -236,10 +260,10 @@ class Plan:
         if isinstance(conflict, str):
             other = earlier(self.history, self.dag, conflict, node if isinstance(node, NodeId) else NodeId(""))
             if other is not None:
-                detail = (*detail, f"by {other} at {other.line}", f"and {record} at {record.line}")
-        at = f" at {record.line}" if record.line else ""
-        what = f"{record.name}[{len(self.history)}]{at}: {error.what}"
-        raise type(error)(what, detail=detail, help=error.help, **error.data) from None
+                detail = (*detail, f"by {other.place}", f"and {record.place}")
+        what = f"{at_line(f'{record.name}[{len(self.history)}]', record.line)}: {error.what}"
+        placed = {"place": record.line} if record.line else {}
+        raise type(error)(what, detail=detail, help=error.help, **(error.data | placed)) from None
 
 
 def _with_costs(dag: Dag, source: Source, kept: Collection[str] = ()) -> Dag:

@@ -14,14 +14,13 @@ from typing import Literal
 
 from piper_jax.arguments import checked, require_call, shown
 from piper_jax.errors import DirectiveError, PiperError, suggest
-from piper_jax.planning.history import failing_line, first_line, user_line
+from piper_jax.planning.history import SHIPPED, failing_line, first_line, is_shipped, user_line
 from piper_jax.planning.plan import Plan
 from piper_jax.planning.strategies import StrategyOptions
 
 Phase = Literal["schedule", "shard", "replicate", "remat"]
 PHASES: tuple[Phase, ...] = ("schedule", "shard", "replicate", "remat")
 StrategyFunction = Callable[[Plan, StrategyOptions], Plan]
-PACKAGE = Path(__file__).resolve().parents[1]
 SHARED_OPTIONS: Mapping[str, str] = {
     "memory_optimization": '"activation_checkpointing": activations are computed again in the backward pass',
 }
@@ -42,6 +41,11 @@ class Registered:
     def place(self) -> str:
         """``my_schedule.py:30``, where the function begins."""
         return f"{Path(self.file).name}:{self.function.__code__.co_firstlineno}"
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it came with piper."""
+        return is_shipped(self.file)
 
 
 _registered: dict[str, Registered] = {}
@@ -179,7 +183,4 @@ def load_strategies(path: str | PathLike[str]) -> ModuleType:
 
 def directives_folder() -> Path | None:
     """Where the strategies lie: inside the package when installed, beside it in a source tree."""
-    for folder in (PACKAGE / "directives", PACKAGE.parent / "directives"):
-        if folder.is_dir():
-            return folder
-    return None
+    return next((folder for folder in SHIPPED if folder.is_dir()), None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar, cast
 
 from piper_jax.arguments import checked, require_fields, shown
 from piper_jax.errors import AnnotationError, DirectiveError, suggest
 from piper_jax.hints import From
 from piper_jax.ir.nodes import DeviceGroup
+from piper_jax.planning.history import at_line, user_line
 
 T = TypeVar("T")
 Degree = Annotated[int, From(1)]
@@ -18,14 +19,25 @@ DEGREES = ("data_parallel", "pipeline_parallel", "expert_parallel", "tensor_para
 
 @dataclass(frozen=True, slots=True, init=False)
 class Directive:
-    """A named strategy with its options: a value, and a decorator of model classes. Made by :func:`directive`."""
+    """A named strategy with its options: a value, and a decorator of model classes. Made by :func:`directive`.
+
+    Attributes:
+      line: ``train.py:12``, where it was written, for messages; no part of the value.
+    """
 
     name: str
     options: tuple[tuple[str, object], ...]
+    line: str = field(compare=False, repr=False)
 
-    def __init__(self, name: str, options: Mapping[str, object]):
+    def __init__(self, name: str, options: Mapping[str, object], line: str | None = None):
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "options", tuple(options.items()))
+        object.__setattr__(self, "line", user_line() if line is None else line)
+
+    @property
+    def place(self) -> str:
+        """As it was written, and where: how a message about it begins."""
+        return at_line(str(self), self.line)
 
     def __call__(self, cls: type[T]) -> type[T]:
         """Marks a model class; several decorators read from top to bottom."""
@@ -64,6 +76,7 @@ class Strategy:
       zero_stage: 0 to 3; k is short for ``directive("ZeRO-k")``.
       num_microbatches: per step; None means twice the pipeline degree, or 1 without pipeline.
       directives: named strategies, or a single one; the schedule is 1F1B where none is named.
+      line: ``train.py:12``, where it was written, for messages; no part of the value, and nothing to give.
     """
 
     data_parallel: Degree = 1
@@ -73,10 +86,11 @@ class Strategy:
     zero_stage: Annotated[int, From(0, 3)] = 0
     num_microbatches: Degree | None = None
     directives: tuple[Directive, ...] = ()
+    line: str = field(default="", init=False, compare=False, repr=False)
 
     def __new__(cls, *args: object, **given: object) -> Strategy:
         """Refuses a misspelt degree before the generated ``__init__`` does, with a suggestion."""
-        names = [f.name for f in fields(cls)]
+        names = [f.name for f in fields(cls) if f.init]
         if args:
             raise DirectiveError(f"Strategy: {shown(args[0])} has no name.", help="such as Strategy(data_parallel=2).")
         for name in given:
@@ -94,6 +108,7 @@ class Strategy:
                 )
                 raise DirectiveError(f"Strategy: {shown(item)} is not a directive.", help=fix)
         object.__setattr__(self, "directives", listed)
+        object.__setattr__(self, "line", user_line())
         require_fields(self, DirectiveError, "Strategy: ")
 
     @classmethod
@@ -104,7 +119,7 @@ class Strategy:
           AnnotationError: the annotation names a degree that does not exist.
         """
         degrees: Mapping[str, int] = getattr(model, "__piper_degrees__", {})
-        known = tuple(f.name for f in fields(cls) if f.name != "directives")
+        known = tuple(f.name for f in fields(cls) if f.init and f.name != "directives")
         for name in degrees:
             if name not in known:
                 raise AnnotationError(f"annotate({name}=...): there is no degree {name!r}.", help=suggest(name, known))
@@ -121,9 +136,15 @@ class Strategy:
         default = 2 * self.pipeline_parallel if self.pipeline_parallel > 1 else 1
         return default if self.num_microbatches is None else self.num_microbatches
 
+    def written_at(self, line: str) -> Strategy:
+        """The same strategy, as written at ``line``, such as that of a configuration."""
+        other = replace(self)
+        object.__setattr__(other, "line", line)
+        return other
+
     def __str__(self) -> str:
-        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "directives"]
-        given = [text for text, f in zip(shown, fields(self), strict=False) if getattr(self, f.name) != f.default]
+        degrees = [f for f in fields(self) if f.init and f.name != "directives"]
+        given = [f"{f.name}={getattr(self, f.name)!r}" for f in degrees if getattr(self, f.name) != f.default]
         named = [f"directives=({', '.join(map(str, self.directives))},)"] if self.directives else []
         return f"Strategy({', '.join([*given, *named])})"
 
@@ -178,7 +199,7 @@ class StrategyOptions:
             return value
         known = suggest(value, legal) if isinstance(value, str) and all(isinstance(k, str) for k in legal) else None
         raise DirectiveError(
-            f"{self.directive}: {name}={value!r} is not a choice.",
+            f"{name}={value!r} is not a choice.",
             help=known or f"use {' or '.join(repr(k) for k in legal)}.",
         )
 

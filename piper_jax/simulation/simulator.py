@@ -63,9 +63,12 @@ def simulate(
 
     Raises:
       ConfigError: unknown hardware or costs, both where one is meant, or a measured table without an entry.
-      PlanError: the order deadlocks; names the cycle.
+      PlanError: the plan is not finished, or breaks a rule of the checker (a Dag is taken as it is), or its order
+        deadlocks; names the cycle.
     """
     model = _cost_model(costs, hardware, devices)
+    if isinstance(plan, Plan):
+        plan.require_sound()
     dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
     with collector_paused():
         program = program_of(dag, linearize(dag))

@@ -44,7 +44,7 @@ def optimizer_that_is_a_number():
 @expected(
     piper.DirectiveError,
     """
-    split[1] at one_f_one_b.py:LINE: 18 rows of tanh.1 (18, 4) are not divisible by 4 microbatches.
+    Strategy at small_model.py:38: split[1]: 18 rows of tanh.1 (18, 4) are not divisible by 4 microbatches.
     help: nearest legal numbers of microbatches: 2, 3, 6.
 """,
 )
@@ -55,8 +55,8 @@ def batch_not_divisible_into_microbatches():
 @expected(
     piper.PlanError,
     """
-    batch-divides: 20 rows of tanh.1 are not divisible by 4 microbatches x 2 replicas of g0.
-    help: use a batch of 16 rows, or other degrees.
+batch-divides: split[1] at small_model.py:38: 20 rows of tanh.1 are not divisible by 4 microbatches x 2 replicas of g0.
+help: use a batch of 16 rows, or other degrees.
 """,
 )
 def batch_not_divisible_over_replicas():

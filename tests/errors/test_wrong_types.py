@@ -206,7 +206,7 @@ def an_option_that_means_nothing():
 @expected(
     piper.DirectiveError,
     """
-    ZeRO-1: communication_overlap='yes' is not a choice.
+    directive('ZeRO-1', communication_overlap='yes') at FILE.py:LINE: communication_overlap='yes' is not a choice.
     help: use False or True.
 """,
 )

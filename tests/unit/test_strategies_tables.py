@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_stages_are_written_before_the_pass_or_before_the_microbatch(tmp_path):
 def test_a_missing_microbatch_is_named(tmp_path):
     text = "F0 F1 B0 B1\nF0 B0 F1 B1"
     assert fault(tmp_path, text) == (
-        "mine.csv: F[PP=0,MB=2] is missing.\n"
+        "mine.csv: row 0: F[PP=0,MB=2] is missing.\n"
         "help: list F and B, or F, BI and BW, of every microbatch in one row; or use num_microbatches=2."
     )
 
@@ -81,7 +82,9 @@ def test_a_missing_half_of_a_backward_is_named(tmp_path):
 
 def test_a_repeated_task_is_named(tmp_path):
     text = "F0 F1 F0 B0 B1\nF0 B0 F1 B1"
-    assert "F[PP=0,MB=0] is in row 0 and again in row 0" in fault(tmp_path, text, microbatches=2)
+    assert fault(tmp_path, text, microbatches=2) == (
+        "mine.csv: row 0, cell 2 (F0): F[PP=0,MB=0] is there already, in row 0, cell 0 (F0).\nhelp: list it once."
+    )
 
 
 def test_a_backward_that_is_whole_and_halved_is_named(tmp_path):
@@ -92,12 +95,14 @@ def test_a_backward_that_is_whole_and_halved_is_named(tmp_path):
 def test_a_microbatch_beyond_the_last_is_named(tmp_path):
     text = "F0 F1 B0 B1\nF0 B0 F1 B1"
     assert fault(tmp_path, text, microbatches=1) == (
-        "mine.csv: F[PP=0,MB=1] is beyond num_microbatches=1.\nhelp: use num_microbatches=2."
+        "mine.csv: row 0, cell 1 (F1): F[PP=0,MB=1] is beyond num_microbatches=1.\n"
+        "help: did you mean F0, the last? Or use num_microbatches=2."
     )
 
 
 def test_a_deadlock_is_printed(tmp_path):
-    text = fault(tmp_path, "F0 B0 F1 B1\nF0 F1 B0 B1", microbatches=2)
+    text = fault(tmp_path, "F0 B0 F1 B1\n. F0 F1 B0 B1", microbatches=2)
+    assert text.startswith("mine.csv: row 1, cell 2 (F1) and row 1, cell 3 (B0): order[4]: F[PP=1,MB=1]")
     assert "closes a cycle" in text
     assert "F[PP=0,MB=1]" in text
     assert "(this directive)" in text
@@ -110,11 +115,31 @@ def test_forward_and_backward_apart_are_named(tmp_path):
 
 @pytest.mark.parametrize("cell", ["G0", "F", "F0B0", "U0", "F0+", "-F1", "1F2.0", "F.0"])
 def test_what_is_no_task_is_named(tmp_path, cell):
-    assert f"row 1: {cell!r} is not a task" in fault(tmp_path, f"F0 B0\nF0 {cell}", microbatches=1)
+    assert f"mine.csv: row 1, cell 1: {cell!r} is not a task" in fault(tmp_path, f"F0 B0\nF0 {cell}", microbatches=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "rank,t0,t1\n0,F0,B0\n1,F0,B0",
+            "mine.csv: row 0 holds no task, but rank, t0, t1.\nhelp: columns have",
+        ),
+        (
+            "0,F0,B0\n1,F0,B0",
+            "mine.csv: row 0, cell 0: '0' is not a task.\nhelp: end the name of a row with a bar",
+        ),
+        ("F0,,f_0\nF0,B0", "mine.csv: row 0, cell 2: 'f_0' is not a task.\nhelp: did you mean F0? Write F0, B0, "),
+        ("F0,B0\nF0,B0,4F0", "mine.csv: row 1, cell 2 (4F0): it is of stage 4, but no cell is of stage 2.\n"),
+        ("F0,B0,2F0,2B0,4F0,4B0\nF0,B0,3F0,3B0", "mine.csv: row 0, cell 4 (4F0): cut[0]: the model has 4 units"),
+    ],
+)
+def test_rows_and_cells_are_named(tmp_path, text, message):
+    assert fault(tmp_path, text, microbatches=1).startswith(message)
 
 
 def test_rows_are_ranks(tmp_path):
-    assert "has 1 rows, but pipeline_parallel=2" in fault(tmp_path, "F0 B0", microbatches=1)
+    assert "has 1 row, but pipeline_parallel=2" in fault(tmp_path, "F0 B0", microbatches=1)
 
 
 def test_a_file_that_is_not_there_or_not_json(tmp_path):
@@ -142,6 +167,7 @@ def same(plan: Plan) -> bool:
         ("mark.csv", "\ufeffF0,F1,B0,F2,B1,B2\nF0,B0,F1,B1,F2,B2"),
         ("semicolons.csv", "F0;F1;B0;F2;B1;B2;\r\nF0;B0;F1;B1;F2;B2;\r\n;;;;;;\r\n"),
         ("comments.CSV", '# mine, by hand; "\nF0,F1,B0,F2,B1,B2,U\n  # rank 1\nF0,B0,F1,B1,F2,B2,U\n'),
+        ("remarks.csv", 'F0,F1,B0,F2,B1,B2,# rank 0, "mine"\nF0,B0,F1,B1,F2,B2 # rank 1'),
         ("names.txt", "rank 1 | F0 B0 F1 B1 F2 B2\nrank 0 | F0 F1 B0 F2 B1 B2"),
         ("names.JSON", json.dumps({"rank1": " ".join(ONE_F_ONE_B[1]), "rank0": ONE_F_ONE_B[0]})),
     ],
@@ -180,7 +206,7 @@ def test_names_of_rows_are_ranks(tmp_path, rows, message):
         ("a.json", b"[" * 100_000, "a.json is not a list of rows: maximum recursion depth"),
         ("a.json", b"{", "a.json is not a list of rows: Expecting property name"),
         ("a.json", b"3", "a.json is not a list of rows: int in place of a list"),
-        ("a.json", b'[["F0", 1]]', "a.json is not a list of rows: 1 in place of a text"),
+        ("a.json", b'[["F0", 1]]', "a.json is not a list of rows: row 0, cell 1: 1 in place of a text"),
         ("a.json", b"{}", "a.json has 0 rows, but pipeline_parallel=2.\nhelp: write a row for each rank."),
         ("a.json", b'"F0 B0"', "a.json is not a list of rows: str in place of a list"),
     ],
@@ -195,6 +221,7 @@ def test_what_is_no_table_names_the_file(tmp_path, file, data, message):
 def test_a_file_that_is_no_path(tmp_path):
     with pytest.raises(DirectiveError) as caught:
         chain(4).apply(Strategy(pipeline_parallel=2, directives=(directive("Table", file=3),)))
-    assert str(caught.value) == 'Table: file=3 is not a path.\nhelp: file="my_schedule.csv".'
+    at = r"directive\('Table', file=3\) at test_strategies_tables\.py:\d+: "
+    assert re.fullmatch(at + r'Table: file=3 is not a path\.\nhelp: file="my_schedule\.csv"\.', str(caught.value))
     with pytest.raises(DirectiveError, match=r"there is no table .* \(Is a directory\)"):
         chain(4).apply(strategy_of(tmp_path))

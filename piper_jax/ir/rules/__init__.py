@@ -36,6 +36,7 @@ RULES: tuple[Rule, ...] = (
         text="The backward passes of an operation run on the group of its forward, for each microbatch.",
         why="The residuals lie there; sending them would cost more than the whole schedule saves.",
         find=structure.separated_passes,
+        directive="place",
     ),
     Rule(
         name="disjoint-groups",
@@ -94,6 +95,7 @@ RULES: tuple[Rule, ...] = (
         text="An order that names a pass of an operation on a group names it for every microbatch there.",
         why="A schedule that forgets a microbatch would run it at a time that nobody chose.",
         find=structure.forgotten_microbatches,
+        directive="order",
     ),
     Rule(
         name="known-axes",
@@ -138,6 +140,7 @@ RULES: tuple[Rule, ...] = (
         text="The rows of a batch divide by microbatches times replicas.",
         why="Slices of different sizes would weigh samples differently.",
         find=limits.undivided_batches,
+        directive="split",
     ),
     Rule(
         name="fits-in-memory",
@@ -145,6 +148,9 @@ RULES: tuple[Rule, ...] = (
         why="The step would fail after minutes of compiling.",
         find=limits.exceeded_memory,
     ),
+)
+DEADLOCK_FREE, FITS_IN_MEMORY = (
+    next(rule for rule in RULES if rule.name == name) for name in ("deadlock-free", "fits-in-memory")
 )
 
 
@@ -154,6 +160,7 @@ def check(
     slots: tuple[Slot, ...] | None = None,
     memory_limit: int | None = None,
     peak_bytes: Mapping[str, int] | None = None,
+    rules: Iterable[Rule] = RULES,
 ) -> None:
     """Holds a completed DAG against every rule, in order.
 
@@ -162,12 +169,14 @@ def check(
       slots: what order directives named; None means all slots of ``dag``.
       memory_limit: bytes on each device, or None for any.
       peak_bytes: the most that one device of each group holds; needed with a limit.
+      rules: those to hold it against.
 
     Raises:
-      PlanError: the first fault of the first broken rule; ``error.data["rule"]`` names the rule.
+      PlanError: the first fault of the first broken rule; ``error.data["rule"]`` names the rule, and where that has a
+        directive, ``error.data["directive"]`` names that.
     """
     named = dag.slots if slots is None else slots
-    _hold(RULES, Checked(dag=dag, slots=named, memory_limit=memory_limit, peak_bytes=peak_bytes or {}))
+    _hold(rules, Checked(dag=dag, slots=named, memory_limit=memory_limit, peak_bytes=peak_bytes or {}))
 
 
 def check_as_it_is(dag: Dag) -> None:
@@ -182,9 +191,8 @@ def check_as_it_is(dag: Dag) -> None:
 def _hold(rules: Iterable[Rule], checked: Checked) -> None:
     for rule in rules:
         for fault in rule.find(checked):
-            raise PlanError(
-                f"{rule.name}: {fault.what}", detail=fault.detail, help=fault.help, rule=rule.name, **fault.data
-            )
+            known = {"rule": rule.name, "directive": rule.directive, **fault.data}
+            raise PlanError(f"{rule.name}: {fault.what}", detail=fault.detail, help=fault.help, **known)
 
 
 def rules_text() -> str:
@@ -197,4 +205,4 @@ def _lower(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
 
 
-__all__ = ["RULES", "Checked", "Rule", "check", "check_as_it_is", "rules_text"]
+__all__ = ["DEADLOCK_FREE", "FITS_IN_MEMORY", "RULES", "Checked", "Rule", "check", "check_as_it_is", "rules_text"]

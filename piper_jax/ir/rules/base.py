@@ -39,6 +39,8 @@ class Rule:
       text: what must hold, in one sentence; the documentation shows it.
       why: what would go wrong otherwise.
       find: yields an error for each fault, without the rule's name.
+      directive: the primitive that brings a fault about, so that a plan's errors name the user's call of it: the one
+        that selected ``node`` of the fault's data.
       always: holds before a plan is complete too, so that a plan is held against it when it is loaded.
     """
 
@@ -46,6 +48,7 @@ class Rule:
     text: str
     why: str
     find: Find
+    directive: str = ""
     always: bool = False
 
     @property

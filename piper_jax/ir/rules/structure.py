@@ -186,5 +186,6 @@ def forgotten_microbatches(checked: Checked) -> Iterator[PlanError]:
                 f"the order of {group} leaves out {left_out[0]}.",
                 detail=(f"it names {listed[0]}" + (f" and {len(listed) - 1} more" if len(listed) > 1 else ""),),
                 help="list this pass for every microbatch, or for none.",
-                node=left_out[0],
+                left_out=left_out[0],
+                node=listed[0],
             )
