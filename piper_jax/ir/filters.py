@@ -23,6 +23,14 @@ MAX_DEPTH = 300
 ADMITTED = {"F": ("F",), "B": ("B", "BI", "BW"), "BI": ("BI",), "BW": ("BW",), "U": ("U",)}
 """The passes of nodes that each named pass selects."""
 
+MEANINGS = {
+    "F": "forward",
+    "B": "backward, whole or both halves of it",
+    "BI": "backward for inputs, once an order names it",
+    "BW": "backward for weights, once an order names it",
+    "U": "update, of parameters and optimizer state, once per step",
+}
+
 
 class Combinable:
     """The operators that every filter has. Only the four classes of ``Filter`` derive from it."""
@@ -153,7 +161,7 @@ def where(
       A filter, which is a value: it prints as this call.
 
     Raises:
-      FilterError: an unknown name or pass, a negative or non-integer coordinate, or MB together with ``PASS="U"``.
+      FilterError: an unknown name or pass, a negative or non-integer coordinate, or one together with ``PASS="U"``.
     """
     for name in unknown:
         raise FilterError(
@@ -162,13 +170,22 @@ def where(
     passes = _words("PASS", PASS)
     for name in passes or ():
         if name not in PASSES:
-            raise FilterError(f"where(PASS={name!r}): unknown pass.", help=suggest(name, PASSES))
-    if MB is not None and passes is not None and "U" in passes:
-        raise FilterError(
-            "where(PASS='U', MB=...): an update has no MB, it runs once per step.", help="leave MB out of this filter."
-        )
+            words = {
+                word: known for known, said in MEANINGS.items() for word in (known.lower(), said.partition(",")[0])
+            }
+            near = words.get(name.strip().lower())
+            raise FilterError(
+                f"where(PASS={name!r}): unknown pass.",
+                detail=(f'"{known}": {said}' for known, said in MEANINGS.items()),
+                help=f"did you mean {near!r}?" if near else suggest(name, PASSES),
+            )
     for name, spec in (("PP", PP), ("EP", EP), ("MB", MB)):
         _require_spec(name, spec)
+        if spec is not None and passes is not None and "U" in passes:
+            raise FilterError(
+                f"where(PASS='U', {name}=...): an update has no {name}, it runs once per step for each state.",
+                help=f"leave {name} out; PASS is F, B, BI or BW with it, and path names the state of an update.",
+            )
     return Where(PP=PP, EP=EP, MB=MB, PASS=passes, path=_words("path", path))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import assert_never
 
@@ -132,11 +133,15 @@ def _nothing(dag: Dag, index: NodeIndex, filter: Filter) -> FilterError:
     lines: list[str] = []
     for leaf in leaves(filter):
         for name, spec in leaf.coordinates():
-            existing = sorted({c for c in (getattr(n, name) for n in index.ids) if c is not None})
+            others = _found(dag, index, replace(leaf, **{name: None})) or index.ids
+            existing = sorted({c for c in (getattr(n, name) for n in others) if c is not None})
             lines.append(f"{name} is {numbers_text(existing)}{_nearest(spec, existing)}")
         if leaf.PASS is not None:
-            present = {str(p) for p in index.by["PASS"] if p is not None}
+            others = _found(dag, index, replace(leaf, PASS=None)) or [n for n in index.ids if n.PASS != "U"]
+            present = {str(n.PASS) for n in others}
             lines.append("PASS is " + ", ".join(p for p in ADMITTED if p in present))
+            if {"BI", "BW"} & {*leaf.PASS} - present and "B" in present:
+                lines.append("B has no halves before an order names BI and BW")
         if leaf.path is not None:
             updates = leaf.PASS is not None and "U" in leaf.PASS
             known = sorted({p for node in index.ids if (node.PASS == "U") == updates for p in paths_of(dag, node)})

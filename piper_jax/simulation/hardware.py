@@ -93,15 +93,20 @@ class Hardware:
         return rates.get(dtype, rates["float32"])
 
 
+def is_finite(value: object) -> bool:
+    """Whether it is a number, neither infinite nor NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def require_numbers(owner: str, *, above: float | None = None, **values: float) -> None:
-    """Refuses what is not a finite number from 0; where ``above`` is given, a number above it.
+    """Refuses what is not a finite number from 0; where ``above`` is given, above it.
 
     Raises:
       ConfigError: names the owner and the value.
     """
-    legal = "a finite number from 0" if above is None else f"a number above {above:g}"
+    legal = "a finite number from 0" if above is None else f"a finite number above {above:g}"
     for name, value in values.items():
-        if not isinstance(value, Real) or not (0 <= value < math.inf if above is None else value > above):
+        if not is_finite(value) or not (value >= 0 if above is None else value > above):
             raise ConfigError(f"{owner}: {name}={value!r}.", help=f"give {legal}.")
 
 

@@ -15,6 +15,7 @@ from piper_jax.ir.nodes import Compute
 from piper_jax.planning.completion import complete
 from piper_jax.planning.plan import Plan
 from piper_jax.simulation.assembly import Findings, Heading, assemble
+from piper_jax.simulation.costs.answers import costs_of
 from piper_jax.simulation.costs.base import CostModel
 from piper_jax.simulation.costs.measured import CostKey, MeasuredCosts
 from piper_jax.simulation.costs.roofline import RooflineCosts
@@ -62,7 +63,8 @@ def simulate(
       Makespan, bubble, timeline, critical path and memory; equal inputs give equal reports.
 
     Raises:
-      ConfigError: unknown hardware or costs, both where one is meant, or a measured table without an entry.
+      ConfigError: unknown hardware or costs, both where one is meant, a measured table without an entry, or a cost
+        that is no finite number from 0.
       PlanError: the plan is not finished, or breaks a rule of the checker (a Dag is taken as it is), or its order
         deadlocks; names the cycle.
     """
@@ -72,8 +74,7 @@ def simulate(
     dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
     with collector_paused():
         program = program_of(dag, linearize(dag))
-        cost = model.bind(dag)
-        times = run_program(program, [cost(node) for node in program.nodes], model.concurrency)
+        times = run_program(program, costs_of(model, dag, program.nodes), model.concurrency)
         found = _findings(dag, program, times)
     passes = {node.id.PASS or "" for node in program.nodes if isinstance(node, Compute)}
     heading = Heading(

@@ -30,7 +30,7 @@ expected = Expected(__file__)
     """
     place[0] at FILE.py:LINE: where(PP=7, PASS="F") matches nothing.
         PP is 0-1; nearest to 7 is 1
-        PASS is F, B, U
+        PASS is F, B
     help: name coordinates that exist.
 """,
 )
@@ -64,12 +64,37 @@ def microbatches_before_split():
 @expected(
     piper.FilterError,
     """
-    where(PASS='U', MB=...): an update has no MB, it runs once per step.
-    help: leave MB out of this filter.
+    where(PASS='U', MB=...): an update has no MB, it runs once per step for each state.
+    help: leave MB out; PASS is F, B, BI or BW with it, and path names the state of an update.
 """,
 )
 def microbatch_of_an_update():
     where(PASS="U", MB=0)
+
+
+@expected(
+    piper.FilterError,
+    """
+    where(PASS='U', PP=...): an update has no PP, it runs once per step for each state.
+    help: leave PP out; PASS is F, B, BI or BW with it, and path names the state of an update.
+""",
+)
+def stage_of_an_update():
+    where(PP=0, PASS="U")
+
+
+@expected(
+    piper.FilterError,
+    """
+    place[0] at FILE.py:LINE: where(PP=1, PASS="BI") matches nothing.
+        PP is 0-1
+        PASS is F, B
+        B has no halves before an order names BI and BW
+    help: name coordinates that exist.
+""",
+)
+def half_of_a_backward_that_is_whole():
+    chain(2).place(where(PP=1, PASS="BI"), group=0)
 
 
 @expected(
@@ -87,6 +112,11 @@ def unknown_tag():
     piper.FilterError,
     """
     where(PASS='W'): unknown pass.
+        "F": forward
+        "B": backward, whole or both halves of it
+        "BI": backward for inputs, once an order names it
+        "BW": backward for weights, once an order names it
+        "U": update, of parameters and optimizer state, once per step
     help: did you mean 'BW'?
 """,
 )

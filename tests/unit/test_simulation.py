@@ -13,7 +13,8 @@ from piper_jax.errors import ConfigError, PlanError
 from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, DeviceGroup, Op, OrderEdge, Recv, Send, Value
-from piper_jax.simulation import Hardware, Level, MeasuredCosts, RooflineCosts, UnitCosts, simulate
+from piper_jax.simulation import CostModel, Hardware, Level, MeasuredCosts, RooflineCosts, UnitCosts, simulate
+from piper_jax.simulation.costs.base import Cost
 from piper_jax.simulation.sharing import shared_seconds, sharing_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -260,11 +261,14 @@ WIRE = TOY.levels[0]
             lambda: replace(TOY, launch_seconds=-1e-6),
             "Hardware 'toy': launch_seconds=-1e-06.\nhelp: give a finite number from 0.",
         ),
-        (lambda: replace(TOY, memory_bandwidth=0), "Hardware 'toy': memory_bandwidth=0.\nhelp: give a number above 0."),
-        (lambda: replace(TOY, concurrency=0), "Hardware 'toy': concurrency=0.\nhelp: give a number above 0."),
+        (
+            lambda: replace(TOY, memory_bandwidth=0),
+            "Hardware 'toy': memory_bandwidth=0.\nhelp: give a finite number above 0.",
+        ),
+        (lambda: replace(TOY, concurrency=0), "Hardware 'toy': concurrency=0.\nhelp: give a finite number above 0."),
         (
             lambda: replace(TOY, flops_per_second=(("float32", 0.0),)),
-            "Hardware 'toy': flops_per_second of float32=0.0.\nhelp: give a number above 0.",
+            "Hardware 'toy': flops_per_second of float32=0.0.\nhelp: give a finite number above 0.",
         ),
         (
             lambda: replace(TOY, flops_per_second=()),
@@ -274,19 +278,27 @@ WIRE = TOY.levels[0]
             lambda: replace(TOY, levels=()),
             "Hardware 'toy': levels is empty.\nhelp: give one Level at least, with num_devices=None.",
         ),
-        (lambda: replace(WIRE, bandwidth=0), "Level 'wire': bandwidth=0.\nhelp: give a number above 0."),
+        (lambda: replace(WIRE, bandwidth=0), "Level 'wire': bandwidth=0.\nhelp: give a finite number above 0."),
         (
             lambda: replace(WIRE, ring_bandwidth=-1.0),
-            "Level 'wire': ring_bandwidth=-1.0.\nhelp: give a number above 0.",
+            "Level 'wire': ring_bandwidth=-1.0.\nhelp: give a finite number above 0.",
         ),
         (
             lambda: replace(WIRE, latency_seconds=-1.0),
             "Level 'wire': latency_seconds=-1.0.\nhelp: give a finite number from 0.",
         ),
-        (lambda: replace(WIRE, num_devices=0), "Level 'wire': num_devices=0.\nhelp: give a number above 0."),
+        (lambda: replace(WIRE, num_devices=0), "Level 'wire': num_devices=0.\nhelp: give a finite number above 0."),
         (
             lambda: RooflineCosts(hardware=TOY, efficiency=0),
-            "RooflineCosts: efficiency=0.\nhelp: give a number above 0.",
+            "RooflineCosts: efficiency=0.\nhelp: give a finite number above 0.",
+        ),
+        (
+            lambda: replace(WIRE, bandwidth=float("inf")),
+            "Level 'wire': bandwidth=inf.\nhelp: give a finite number above 0.",
+        ),
+        (
+            lambda: MeasuredCosts(seconds={("a", "F"): float("inf")}),
+            "MeasuredCosts: seconds of ('a', 'F')=inf.\nhelp: give a finite number from 0.",
         ),
     ],
 )
@@ -294,3 +306,34 @@ def test_costs_and_hardware_that_cannot_be_are_refused(make, message):
     with pytest.raises(ConfigError) as caught:
         make()
     assert str(caught.value) == message
+
+
+class Answering(CostModel):
+    """Gives the same for every node."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def describe(self, passes):
+        return "mine"
+
+    def bind(self, dag):
+        return lambda node: self.answer() if callable(self.answer) else self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Cost(float("nan")), "Answering: the cost is nan for F[PP=0,MB=0] layers.0."),
+        (Cost(float("inf")), "Answering: the cost is inf for F[PP=0,MB=0] layers.0."),
+        (Cost(-1.0), "Answering: the cost is -1.0 for F[PP=0,MB=0] layers.0."),
+        (Cost("1"), "Answering: the cost is '1' for F[PP=0,MB=0] layers.0."),
+        (1.0, "Answering: 1.0 is not a Cost for F[PP=0,MB=0] layers.0."),
+        (Cost(1.0, ("wire",)), "Answering: links=('wire',) are no tuple of Link for F[PP=0,MB=0] layers.0."),
+        (lambda: 1 / 0, "Answering fails for F[PP=0,MB=0] layers.0: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_a_cost_model_answers_is_checked_and_names_the_node(answer, message):
+    with pytest.raises(ConfigError) as caught:
+        simulate(pipeline_dag(gpipe, 2, 2), costs=Answering(answer))
+    assert str(caught.value).splitlines()[0] == message

@@ -22,7 +22,7 @@ Seconds = Annotated[float, From(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCosts(CostModel):
-    """Seconds by node, or by op and pass.
+    """Seconds by node, or by op and pass: finite numbers from 0.
 
     Attributes:
       seconds: by ``NodeId`` (looked up first) or by ``(op, PASS)``.
@@ -44,6 +44,10 @@ class MeasuredCosts(CostModel):
         require_fields(self, ConfigError, "MeasuredCosts: ")
         if self.num_processors is not None:
             require_numbers("MeasuredCosts", above=0, num_processors=self.num_processors)
+        require_numbers("MeasuredCosts", outside_seconds=self.outside_seconds)
+        for key, seconds in self.seconds.items():
+            name = str(key) if isinstance(key, NodeId) else repr(key)
+            require_numbers("MeasuredCosts", **{f"seconds of {name}": seconds})
 
     @classmethod
     def from_timeline(cls, timeline: Iterable[Span], *, fallback: CostModel | None = None) -> MeasuredCosts:
