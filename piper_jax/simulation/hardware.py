@@ -95,7 +95,7 @@ class Hardware:
 
 def is_finite(value: object) -> bool:
     """Whether it is a number, neither infinite nor NaN."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return value is not True and value is not False and isinstance(value, Real) and math.isfinite(value)
 
 
 def require_numbers(owner: str, *, above: float | None = None, **values: float) -> None:

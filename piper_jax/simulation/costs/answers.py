@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from piper_jax.arguments import shown
 from piper_jax.errors import ConfigError, PiperError
+from piper_jax.hints import fits
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Node
 from piper_jax.planning.history import first_line
@@ -49,7 +49,6 @@ def _fault(answer: object) -> str:
         return f"{shown(answer)} is not a Cost"
     if not is_finite(answer.duration) or answer.duration < 0:
         return f"the cost is {shown(answer.duration)}"
-    links = cast(object, answer.links)
-    if not isinstance(links, tuple) or not all(isinstance(link, Link) for link in cast(tuple[object, ...], links)):
-        return f"links={shown(links)} are no tuple of Link"
+    if not fits(tuple[Link, ...])(answer.links):
+        return f"links={shown(answer.links)} are no tuple of Link"
     return ""
