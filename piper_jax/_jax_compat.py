@@ -6,6 +6,7 @@ import io
 import os
 import sysconfig
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -60,6 +61,27 @@ def _scan_sizes(eqn: Any) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, xs = (len(part.vals) for part in params["ft_in"].unpack())
     return (consts, carry) if consts + carry + xs == len(eqn.invars) else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The parts of a ``scan`` equation: its operands are constants, carried values, then arrays ``[length, ...]``."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    body: core.ClosedJaxpr
+
+
+def scan_parts(eqn: Any) -> Scan | None:
+    """The parts of a ``scan`` equation, None where they are not known (in the derivative of a scan)."""
+    inner = eqn.params["jaxpr"]
+    body = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+    consts, carry = _scan_sizes(eqn)
+    if not consts + carry and "num_consts" not in eqn.params:
+        return None
+    return Scan(consts, carry, eqn.params["length"], eqn.params["reverse"], body)
 
 
 def bind(eqn: Any, values: Sequence[Any], **changed: Any) -> Sequence[Any]:

@@ -89,7 +89,7 @@ class Train:
         """The optax state in its own structure, as plain arrays on the first device."""
         optimizer = self._need_optimizer("opt_state")
         leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self.devices[0])
-        return jax.tree.unflatten(optimizer.tree, leaves)
+        return optimizer.build(leaves)
 
     # -- running -------------------------------------------------------------------------------------
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:

@@ -17,9 +17,8 @@ from jax.interpreters import ad, batching, mlir
 
 from piper_jax.arguments import checked, shown
 from piper_jax.errors import AnnotationError, suggest
-from piper_jax.tracing.flat import BOUND, REPLICA_MEAN, THOUSANDTHS
+from piper_jax.tracing.flat import BOUND, REGION_TAGS, REPLICA_MEAN, THOUSANDTHS
 
-REGION_TAGS = ("PP", "EP")
 DEGREES = (
     "data_parallel", "pipeline_parallel", "expert_parallel", "tensor_parallel", "zero_stage", "num_microbatches",
 )  # fmt: skip

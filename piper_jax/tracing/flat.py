@@ -14,6 +14,7 @@ from piper_jax import _jax_compat
 
 Atom = int | core.Literal
 MARK = re.compile(r"piper:(?P<tag>[A-Z]+)#(?P<mark>\d+)")
+REGION_TAGS = ("PP", "EP")
 REPLICA_MEAN = "mean_over_replicas"
 BOUND, THOUSANDTHS = "BOUND", 1000  # a mark that is a number: thousandths of a bound, 0 for none
 
@@ -28,6 +29,15 @@ class RegionKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Remat:
+    """A ``jax.checkpoint`` that was opened: its equations are computed again together, as far as they stay together."""
+
+    number: int
+    policy: Any
+    prevent_cse: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FlatEqn:
     """One equation on numbered values. ``eqn`` carries primitive, params and source; its own variables are not used."""
 
@@ -36,6 +46,7 @@ class FlatEqn:
     outputs: tuple[int, ...]
     regions: tuple[RegionKey, ...] = ()
     path: str = ""
+    remat: Remat | None = None
 
     @property
     def name(self) -> str:

@@ -14,8 +14,10 @@ import numpy as np
 from piper_jax.errors import TraceError
 from piper_jax.tracing.annotations import NUMBERS, _Reduction, loss_parts
 from piper_jax.tracing.flat import Atom, Flat, flatten
+from piper_jax.tracing.layers import with_layers
 from piper_jax.tracing.loss_terms import split_terms
 from piper_jax.tracing.model_state import ModelState, is_array, path_text, spec
+from piper_jax.tracing.opening import opened
 
 TermKind = Literal["loss", "total", "extra"]
 MetricKind = Literal["mean", "sum", "last", "samples"]
@@ -164,7 +166,10 @@ def call_loss(loss_fn: Callable[..., Any], state: ModelState, values: Sequence[A
     """
     values = list(values)
     for i in state.rng_keys:
-        values[i] = jax.random.fold_in(values[i], jax.random.bits(key))
+        fold = jax.random.fold_in
+        for _ in values[i].shape:
+            fold = jax.vmap(fold, (0, None))
+        values[i] = fold(values[i], jax.random.bits(key))
     built = state.build(values)
     result = loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch)
     return result, built
@@ -181,6 +186,21 @@ def trace_loss(
     Raises:
       TraceError: the loss is not a scalar, the weight depends on parameters, or the model changes its own state.
     """
+    return _program(*_traced(loss_fn, state.undivided, batch, size, forward_only), state, len(batch.specs))
+
+
+def trace_layers(
+    loss_fn: Callable[..., Any], state: ModelState, batch: BatchLayout, *, forward_only: bool = False
+) -> tuple[ModelState, LossProgram]:
+    """As ``trace_loss``, at the size of the batch, and the state with a leaf for each layer that a loop runs over."""
+    flat, names = _traced(loss_fn, state, batch, batch.size, forward_only)
+    state = with_layers(state, flat, len(batch.specs))
+    return state, _program(flat, names, state, len(batch.specs))
+
+
+def _traced(
+    loss_fn: Callable[..., Any], state: ModelState, batch: BatchLayout, size: int, forward_only: bool
+) -> tuple[Flat, dict[str, Any]]:
     names: dict[str, Any] = {}
 
     def run(state_values: Sequence[Any], batch_values: Sequence[Any], key: Any) -> list[Any]:
@@ -197,9 +217,15 @@ def trace_loss(
         return [*parts.values(), *metrics, *state.mutated(built)]
 
     specs = [jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf.dtype)) for leaf in state.leaves]
-    flat = flatten(jax.make_jaxpr(run)(specs, batch.specs_at(size), key_spec()))
-    flat = _unchanged_state(flat, state, len(names["parts"]) + len(names["paths"]))
-    return _program(flat, state, len(batch.specs), names)
+    return flatten(jax.make_jaxpr(run)(specs, batch.specs_at(size), key_spec())), names
+
+
+def _opened(flat: Flat, state: ModelState) -> Flat:
+    """The program with layers apart, as the state has them."""
+    divisions = state.leaf_divisions
+    inputs = (*divisions, *[None] * (len(flat.inputs) - len(divisions)))
+    num_before = max(len(flat.outputs) - len(divisions), 0)
+    return opened(flat, inputs, ([None] * num_before + list(divisions))[: len(flat.outputs)])
 
 
 def _unchanged_state(flat: Flat, state: ModelState, num_outputs: int) -> Flat:
@@ -261,7 +287,8 @@ def _check_scalar(name: str, value: Any) -> None:
         )
 
 
-def _program(flat: Flat, state: ModelState, num_batch: int, names: Mapping[str, Any]) -> LossProgram:
+def _program(flat: Flat, names: Mapping[str, Any], state: ModelState, num_batch: int) -> LossProgram:
+    flat = _unchanged_state(_opened(flat, state), state, len(names["parts"]) + len(names["paths"]))
     num_parts = len(names["parts"])
     parts = dict(zip(names["parts"], flat.outputs[:num_parts], strict=True))
     aux = flat.outputs[num_parts:]

@@ -13,6 +13,7 @@ from flax import nnx
 
 from piper_jax.errors import TraceError
 from piper_jax.ir.nodes import Leaf, LeafKind
+from piper_jax.tracing.pieces import Division
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class ModelState:
       build: leaf values -> what the loss function receives (params, or a fresh model).
       mutated: that object after the loss function ran -> leaf values.
       trainable_tree: values of the trainable leaves, in order -> the pytree that the optimizer sees.
+      whole: the state before stacks of layers were divided, None if none is.  divisions: of its leaves.
     """
 
     leaves: tuple[Leaf, ...]
@@ -35,6 +37,18 @@ class ModelState:
     mutated: Callable[[Any], list[Any]]
     values: Callable[[Any], list[Any]]
     trainable_tree: Callable[[Sequence[Any]], Any]
+    whole: ModelState | None = None
+    divisions: tuple[Division | None, ...] = ()
+
+    @property
+    def undivided(self) -> ModelState:
+        """The state as the user has it."""
+        return self.whole or self
+
+    @property
+    def leaf_divisions(self) -> tuple[Division | None, ...]:
+        """How each leaf of ``undivided`` is divided."""
+        return self.divisions or (None,) * len(self.leaves)
 
     @property
     def trainable(self) -> tuple[int, ...]:

@@ -72,6 +72,7 @@ def _shared_path(paths: Sequence[str]) -> str:
 
 
 def _module_root(path: str) -> str:
+    """The first module of a path, or the layer: all until the first number."""
     parts = [p for p in path.split(".") if p != "params"]
-    keep = 2 if len(parts) > 1 and parts[1].isdigit() else 1
-    return ".".join(parts[:keep])
+    number = next((k for k, part in enumerate(parts) if k and part.isdigit()), 0)
+    return ".".join(parts[: number + 1])

@@ -19,6 +19,8 @@ from piper_jax.errors import TraceError
 from piper_jax.tracing.elementwise import Elementwise, elementwise
 from piper_jax.tracing.flat import Atom, Flat, FlatEqn, flatten
 from piper_jax.tracing.model_state import ModelState, nbytes, path_text
+from piper_jax.tracing.opening import opened
+from piper_jax.tracing.pieces import Division, divisions_through, join_all, layer_names, split_all
 
 MIXED = -1
 MAX_EXCHANGED_BYTES = 1 << 20
@@ -36,7 +38,7 @@ class OptimizerProgram:
       leaf_owner: for each optimizer leaf, a bucket index, or None where every group keeps it.
       elementwise: what may be computed on flat shards.
       init: trainable leaf values -> optimizer leaf values.
-      tree: treedef of the optax state.
+      tree: treedef of the optax state.  divisions: of its leaves, where they hold stacks of layers.
     """
 
     flat: Flat
@@ -48,11 +50,16 @@ class OptimizerProgram:
     leaf_paths: tuple[str, ...]
     leaf_specs: tuple[jax.ShapeDtypeStruct, ...]
     tree: Any
+    divisions: tuple[Division | None, ...]
     optimizer: Any
     state: ModelState
 
     def init(self, trainable: Sequence[Any]) -> list[Any]:
-        return jax.tree.leaves(self.optimizer.init(self.state.trainable_tree(trainable)))
+        return split_all(jax.tree.leaves(self.optimizer.init(self.state.trainable_tree(trainable))), self.divisions)
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """Leaf values -> the optax state."""
+        return jax.tree.unflatten(self.tree, join_all(leaves, self.divisions))
 
     def leaf_nbytes(self, leaf: int) -> int:
         return nbytes(self.leaf_specs[leaf])
@@ -84,16 +91,17 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
     Raises:
       TraceError: arrays of several buckets are mixed whole (only scalars may be).
     """
-    specs = [_leaf_spec(state.leaves[i]) for i in state.trainable]
-    tree = state.trainable_tree(specs)
+    whole = state.undivided
+    specs = [_leaf_spec(whole.leaves[i]) for i in whole.trainable]
+    tree = whole.trainable_tree(specs)
     leaves_with_path, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(optimizer.init, tree))
     leaf_specs = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for _, v in leaves_with_path)
 
     def update(gradients: Sequence[Any], params: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         updates, after = optimizer.update(
-            state.trainable_tree(gradients), jax.tree.unflatten(treedef, leaves), state.trainable_tree(params)
+            whole.trainable_tree(gradients), jax.tree.unflatten(treedef, leaves), whole.trainable_tree(params)
         )
-        new = optax.apply_updates(state.trainable_tree(params), updates)
+        new = optax.apply_updates(whole.trainable_tree(params), updates)
         return [*jax.tree.leaves(new), *jax.tree.leaves(after)]
 
     try:
@@ -104,21 +112,41 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
             help="updates that need more than gradients, state and parameters (value=) cannot be planned yet.",
         ) from error
     flat = flatten(traced, select_branches=True).without_dead_code()
-    owner, leaf_owner = _owners(flat, len(specs), list(bucket_of), len(leaf_specs))
+    trained = [state.leaf_divisions[i] for i in whole.trainable]
+    divisions = _leaf_divisions(flat, trained, len(leaf_specs))
+    flat = opened(flat, [*trained, *trained, *divisions], [*trained, *divisions]).without_dead_code()
+    pieces = [
+        (name, leaf if division is None else leaf.update(shape=division.piece_shape(leaf.shape)))
+        for (path, _), leaf, division in zip(leaves_with_path, leaf_specs, divisions, strict=True)
+        for name in layer_names(path_text(path), division)
+    ]
+    owner, leaf_owner = _owners(flat, len(bucket_of), list(bucket_of), len(pieces))
     owner = _mixed_late(flat, owner)
     return OptimizerProgram(
         flat=flat,
-        num_trainable=len(specs),
+        num_trainable=len(bucket_of),
         owner=owner,
         exchanged=_exchanges(flat, owner),
         leaf_owner=leaf_owner,
         elementwise=elementwise(flat, owner, MIXED),
-        leaf_paths=tuple(path_text(path) for path, _ in leaves_with_path),
-        leaf_specs=leaf_specs,
+        leaf_paths=tuple(name for name, _ in pieces),
+        leaf_specs=tuple(found for _, found in pieces),
         tree=treedef,
+        divisions=tuple(divisions),
         optimizer=optimizer,
         state=state,
     )
+
+
+def _leaf_divisions(flat: Flat, trained: Sequence[Division | None], num_leaves: int) -> list[Division | None]:
+    """Least fixed point: an optimizer leaf is divided as its next value is."""
+    divisions: list[Division | None] = [None] * num_leaves
+    while any(trained):
+        found = divisions_through(flat, [*trained, *trained, *divisions])[len(trained) :]
+        if found == divisions:
+            break
+        divisions = found
+    return divisions
 
 
 def _leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from piper_jax.tracing.backward_split import Halves, split_backward
+from piper_jax.tracing.checkpoints import run_checkpointed
 from piper_jax.tracing.chunk import Chunk
 from piper_jax.tracing.dispatch import Dispatch
 from piper_jax.tracing.flat import Atom, Flat, flatten, read
@@ -88,6 +89,8 @@ class _ChunkFunction:
         self.parameters = {program.state_input(i) for i in chunk.state}
         self.specs = [self.aval(v) for v in self.ids]
         differentiable = {*(program.state_input(i) for i in chunk.diff_state), *chunk.diff_externals}
+        outputs = [program.terms[i][1] for i in chunk.terms] + [program.metrics[i].atom for i in chunk.metrics]
+        self.kept = {*chunk.exports, *(a for a in outputs if isinstance(a, int))}
         self.diff = [k for k, v in enumerate(self.ids) if v in differentiable]
 
     def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +104,7 @@ class _ChunkFunction:
             state, entered = ({v: a for v, a in given.items() if (v in self.parameters) is s} for s in (True, False))
             return self.experts.evaluate(flat, self.chunk, state, entered)
         env = {**flat.consts, **given}
-        flat.run((flat.eqns[i] for i in self.chunk.eqns), env)
+        run_checkpointed(flat, [flat.eqns[i] for i in self.chunk.eqns], env, self.kept)
         return env
 
     def outputs(self, *inputs: Any) -> list[Any]:

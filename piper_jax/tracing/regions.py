@@ -11,11 +11,13 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
 
+from piper_jax import _jax_compat
 from piper_jax.errors import AnnotationError, TraceError
 from piper_jax.tracing.costs import eqn_flops
 from piper_jax.tracing.flat import FlatEqn, RegionKey
 from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.model_state import nbytes
+from piper_jax.tracing.opening import hidden_region
 
 _CUT_WINDOW = 1 / 16  # of the FLOPs, on each side: a border must be the narrowest of its neighbourhood
 _TINY = 1e-3  # of the FLOPs: less than this at either end is no unit of its own
@@ -60,19 +62,14 @@ def _pipeline_region(eqn: FlatEqn) -> RegionKey | None:
 
 
 def _refuse_hidden_regions(eqn: FlatEqn) -> None:
-    for inner in _inner_jaxprs(eqn.eqn.params):
-        names = [str(e.source_info.name_stack) for e in inner.eqns]
-        if found := [tag for tag in ("PP", "EP") if any(f"piper:{tag}#" in name for name in names)]:
-            what = 'annotate("PP")' if found[0] == "PP" else "an expert region"
-            raise TraceError(
-                f"{what} inside `{eqn.name}` at {eqn.path or 'the loss function'} cannot be cut yet.",
-                help="move the region around the whole loop or checkpointed function, or write the layers as a list.",
-            )
-
-
-def _inner_jaxprs(params: dict) -> list:
-    values = [v for p in params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
-    return [inner for v in values if hasattr(inner := getattr(v, "jaxpr", v), "eqns")]
+    if (tag := hidden_region(eqn.eqn)) is not None:
+        what = 'annotate("PP")' if tag == "PP" else "an expert region"
+        line = _jax_compat.user_line(eqn.eqn)
+        raise TraceError(
+            f"{what} inside `{eqn.name}` at {eqn.path or 'the loss function'}{f' ({line})' if line else ''}.",
+            help=f"a {eqn.name} is computed in one place; put the region around all of it, or write what it holds as "
+            "Python code.",
+        )
 
 
 class _Graph:

@@ -16,7 +16,15 @@ from piper_jax.planning import Plan
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.expert_units import Units, divided_at_experts
 from piper_jax.tracing.flat import Atom, FlatEqn
-from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, batch_layout, require_loss, trace_loss
+from piper_jax.tracing.loss_program import (
+    LossProgram,
+    Metric,
+    MetricKind,
+    batch_layout,
+    require_loss,
+    trace_layers,
+    trace_loss,
+)
 from piper_jax.tracing.model_state import ModelState, model_state, nbytes
 from piper_jax.tracing.naming import bucket_leaves, unit_names
 from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
@@ -59,8 +67,8 @@ def trace(
             f"trace: optimizer is a {type(optimizer).__name__}, without init and update.",
             help="pass an optax.GradientTransformation such as optax.adamw(1e-3).",
         )
-    state, layout = model_state(params, wrt), batch_layout(batch)
-    program = trace_loss(loss_fn, state, layout, layout.size, forward_only=forward_only)
+    layout = batch_layout(batch)
+    state, program = trace_layers(loss_fn, model_state(params, wrt), layout, forward_only=forward_only)
     doubled = trace_loss(loss_fn, state, layout, 2 * layout.size, forward_only=forward_only)
     batch_dims = _batch_dims(program, matched(program, doubled, 2 * layout.size))
     program = replace(program, metrics=_reductions(program, doubled, batch_dims))

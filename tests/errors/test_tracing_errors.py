@@ -146,19 +146,19 @@ def model_that_branches_on_the_batch_size():
 @expected(
     piper.TraceError,
     """
-    annotate("PP") inside `scan` at the loss function cannot be cut yet.
-    help: move the region around the whole loop or checkpointed function, or write the layers as a list.
+    annotate("PP") inside `cond` at the loss function (FILE.py:LINE).
+    help: a cond is computed in one place; put the region around all of it, or write what it holds as Python code.
 """,
 )
-def regions_inside_scan():
-    def scanned(kernels: Any, batch: Any) -> Any:
-        def body(x: Any, kernel: Any) -> Any:
+def regions_inside_a_branch():
+    def branching(kernels: Any, batch: Any) -> Any:
+        def region(x: Any) -> Any:
             with piper.annotate("PP"):
-                return jnp.tanh(x @ kernel), None
+                return jnp.tanh(x @ kernels[0])
 
-        return jax.lax.scan(body, batch["x"], kernels)[0].mean()
+        return jax.lax.cond(batch["x"][0, 0] > 0, region, lambda x: x, batch["x"]).mean()
 
-    piper.trace(scanned, jnp.stack(params()), batch())
+    piper.trace(branching, params(), batch())
 
 
 @expected(
