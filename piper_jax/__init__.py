@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from piper_jax.runtime import compile, parallelize
     from piper_jax.simulation import simulate
     from piper_jax.topology import Topology
-    from piper_jax.tracing import Last, Mean, Sum, WeightedLoss, annotate, expert_region, mean_over_replicas, trace
+    from piper_jax.tracing import (
+        Carried,
+        Last,
+        Mean,
+        Sum,
+        WeightedLoss,
+        annotate,
+        expert_region,
+        mean_over_replicas,
+        trace,
+    )
     from piper_jax.visualization import draw
 
 _HOMES = {
@@ -43,6 +53,7 @@ _HOMES = {
     "piper_jax.ir.filters": ("where",),
     "piper_jax.planning": ("Directive", "Plan", "Strategy", "StrategyOptions", "directive", "load_plan", "strategy"),
     "piper_jax.tracing": (
+        "Carried",
         "Last",
         "Mean",
         "Sum",
@@ -61,6 +72,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AnnotationError",
+    "Carried",
     "ConfigError",
     "DeviceMap",
     "Directive",

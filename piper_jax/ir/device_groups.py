@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from piper_jax.ir.nodes import DeviceGroup
 
+REPLICA_AXES = ("data", "expert")
+"""Mesh axes along which each microbatch is divided."""
+
 
 def axes_of(group: DeviceGroup) -> tuple[tuple[str, int], ...]:
     """The axes with their sizes; a flat group has one, ``data``."""

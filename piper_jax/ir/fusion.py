@@ -56,8 +56,8 @@ def _listed(dag: Dag) -> frozenset[NodeId]:
 
 
 def moves_state(node: Node) -> TypeGuard[Collective]:
-    """Whether a node is a collective on gradients, parameters or optimizer state."""
-    state = ("gradient ", "parameters ", "state ")
+    """Whether a node is a collective on gradients, parameters, optimizer state or carried state."""
+    state = ("gradient ", "parameters ", "state ", "carried ")
     return isinstance(node, Collective) and any(value.startswith(state) for value in node.values)
 
 

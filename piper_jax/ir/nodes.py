@@ -10,6 +10,7 @@ from piper_jax.ir.ids import NodeId
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 LeafKind = Literal["trainable", "mutable", "constant"]
+Carry = Literal["sequential", "equal", "sum", "mean"]
 Way = Literal["enter", "leave"]
 Every = Literal["step", "microbatch"] | Annotated[int, From(1)]
 Count = Annotated[int, From(0)]
@@ -116,7 +117,8 @@ class Op:
         residuals, and nothing.
       input_reads, weight_reads: what BI reads, and BW; a whole B both. None if unknown: all state is then taken to be
         read by BI, and no value of another operation by either.
-      reads: state buckets read.  batch_inputs: paths of batch leaves read.
+      reads: state buckets read or carried.  batch_inputs: paths of batch leaves read.
+      carries: buckets of mutable state whose next value its forward gives.
       has_backward: False where nothing trainable is upstream.
       splittable: BI and BW can be separate.  whole_because: why not.
       kept_whole: an order lists its BI and BW, and has its B in place of BI, since it is not splittable.
@@ -143,6 +145,7 @@ class Op:
     input_reads: Reads | None = None
     weight_reads: Reads | None = None
     reads: tuple[str, ...] = ()
+    carries: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()
     has_backward: bool = True
     splittable: bool = True
@@ -161,7 +164,7 @@ class Value:
     """A named array at global shape. ``batch_dim`` is the dim that microbatches and replicas divide, or None.
 
     Names: ``dot_general.57`` (equation of the trace), ``d dot_general.57`` (its cotangent), ``residuals layers.0``,
-    ``gradient BUCKET``, ``parameters BUCKET``, ``state BUCKET``.
+    ``gradient BUCKET``, ``parameters BUCKET``, ``state BUCKET``, ``carried BUCKET``.
     """
 
     name: str
@@ -173,13 +176,25 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """One logical leaf of the model's state: path in the model, shape, dtype, kind."""
+    """One logical leaf of the model's state: path in the model, shape, dtype, kind.
+
+    ``carry`` says how a leaf that the loss function changes goes from step to step. ``sequential``: each microbatch
+    sees what the one before it left, and replicas are averaged at the end of a step; ``equal``: the same, but no batch
+    changes it, so that replicas agree by themselves; ``sum`` and ``mean``: every slice sees the value of the step's
+    start, and the next one is the sum or the mean of what all slices left.
+    """
 
     path: str
     shape: tuple[Count, ...]
     dtype: str
     kind: LeafKind
     nbytes: Count
+    carry: Carry | None = None
+
+    @property
+    def sum_dtype(self) -> str:
+        """The dtype in which what slices leave of it is summed: of floats, 32 bits at least."""
+        return self.gradient_dtype if "float" in self.dtype or "complex" in self.dtype else self.dtype
 
     @property
     def gradient_dtype(self) -> str:

@@ -93,14 +93,21 @@ def ownerships(dag: Dag) -> dict[str, Ownership]:
 def _ownerships(dag: Dag) -> dict[str, Ownership]:
     owners, sharded = owners_of(dag), shard_axes_of(dag)
     return {
-        name: _ownership(dag, name, owners[name], sharded.get(name, frozenset()))
+        name: ownership(dag, name, owners[name], sharded.get(name, frozenset()), bucket.replication)
         for name, bucket in dag.buckets.items()
         if owners[name] and any(leaf.kind == "trainable" for leaf in bucket.leaves)
     }
 
 
-def _ownership(dag: Dag, name: str, owners: tuple[str, ...], sharded: frozenset[str]) -> Ownership:
-    replication = dag.buckets[name].replication or Replication(axes=())
+def ownership(
+    dag: Dag, name: str, owners: tuple[str, ...], sharded: frozenset[str], replication: Replication | None
+) -> Ownership:
+    """A bucket on its owners.
+
+    Args:
+      sharded: axes over which what reads it is sharded.
+    """
+    replication = replication or Replication(axes=())
     groups = [dag.groups[owner] for owner in owners]
     group = joint_group(groups)
     wanted = tuple(axis for axis in replication.axes if axis not in sharded)

@@ -17,6 +17,7 @@ from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.shards import gather_whole, scatter_sum
 
+STATE = ("gradient", "parameters", "state", "carried")
 Does = Literal["reduce", "scatter", "accumulate", "gather"]
 
 
@@ -64,7 +65,9 @@ class StateCollective:
         axes, count = self.owned.axes, self.owned.num_shards
         match self.does:
             case "reduce":
-                results = flat_sum(values, axes)
+                specs = [self.context.whole_spec(k) for k in self.writes]
+                wide = [v.astype(jnp.promote_types(v.dtype, s.dtype)) for v, s in zip(values, specs, strict=True)]
+                results = flat_sum(wide, axes)
             case "scatter" | "accumulate":
                 results = scatter_sum(values, axes, count)
             case "gather":
@@ -108,14 +111,16 @@ def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
 
 
 def state_buckets(node: Collective) -> tuple[str, ...]:
-    """Buckets whose gradients, parameters or moments a collective moves; several where ``bucket_bytes`` joins them."""
+    """Buckets whose gradients, parameters, moments or carried state a collective moves, maybe several at once."""
     parts = (v.partition(" ") for v in node.values)
-    return tuple(dict.fromkeys(b for what, _, b in parts if what in ("gradient", "parameters", "state") and b))
+    return tuple(dict.fromkeys(b for what, _, b in parts if what in STATE and b))
 
 
 def state_collective(context: Context, node: Collective) -> StateCollective | None:
     """What a collective on state does; None for one on other values."""
     buckets = state_buckets(node)
+    if buckets and buckets[0] in context.carried:
+        return _carried(context, node, buckets)
     if not buckets or buckets[0] not in context.owned:
         return None
     owned, group = context.owned[buckets[0]], str(node.group)
@@ -136,6 +141,15 @@ def state_collective(context: Context, node: Collective) -> StateCollective | No
     return StateCollective(
         context=context, group=group, id=node.id, does=does, when=when_of(context.dag, node), owned=owned,
         reads=tuple(reads), writes=tuple(writes), chain=context.chain_of(node),
+    )  # fmt: skip
+
+
+def _carried(context: Context, node: Collective, buckets: Sequence[str]) -> StateCollective:
+    leaves, group = [leaf for b in buckets for leaf in context.source.bucket_leaves[b]], str(node.group)
+    return StateCollective(
+        context=context, group=group, id=node.id, does="reduce", when=when_of(context.dag, node),
+        owned=context.carried[buckets[0]], reads=tuple(Key("carried", group, leaf) for leaf in leaves),
+        writes=tuple(Key("carried_total", group, leaf) for leaf in leaves), chain=context.chain_of(node),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from piper_jax.errors import PlanError
+from piper_jax.ir.carried import carried
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Send
@@ -154,6 +155,19 @@ class Context:
         return ownerships(self.dag)
 
     @cached_property
+    def carried(self) -> Mapping[str, Ownership]:
+        """Owners of each bucket of state that steps carry on."""
+        return carried(self.dag)
+
+    def carry_of(self, leaf: int) -> str | None:
+        """How steps carry a leaf on; None for other leaves, and for all of them when evaluating."""
+        return self.source.state.leaves[leaf].carry if self.training else None
+
+    def is_in_turn(self, leaf: int) -> bool:
+        """Whether each microbatch sees what the one before it left of a leaf."""
+        return self.carry_of(leaf) in ("sequential", "equal")
+
+    @cached_property
     def owned_leaf(self) -> dict[int, Ownership]:
         """The same by state leaf."""
         return {leaf: o for bucket, o in self.owned.items() for leaf in self.source.bucket_leaves[bucket]}
@@ -265,8 +279,10 @@ class Context:
         match key.kind.removesuffix("_shard"):
             case "optimizer":
                 return self.source.optimizer.leaf_specs[key.item]  # type: ignore[union-attr]
-            case "accumulator" | "unreduced":
+            case "accumulator" | "unreduced" | "carried_total":
                 return self.accumulator_spec(key.item)
+            case "carried":
+                return self.leaf_spec(key.item) if self.is_in_turn(key.item) else self.accumulator_spec(key.item)
             case _:
                 return self.leaf_spec(key.item)
 
@@ -275,9 +291,12 @@ class Context:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
     def accumulator_spec(self, leaf: int) -> jax.ShapeDtypeStruct:
-        """Gradients are accumulated in at least 32 bits."""
+        """Gradients, and what slices leave of carried state, are summed in at least 32 bits."""
         known = self.leaf_spec(leaf)
-        return jax.ShapeDtypeStruct(known.shape, jnp.promote_types(known.dtype, jnp.float32))
+        is_float = jnp.issubdtype(known.dtype, jnp.inexact)
+        return jax.ShapeDtypeStruct(
+            known.shape, jnp.promote_types(known.dtype, jnp.float32 if is_float else known.dtype)
+        )
 
     def metric_spec(self, item: Any) -> jax.ShapeDtypeStruct:
         """The accumulator of a partial loss ``(kind, op)`` or of metric ``index``, on one replica."""

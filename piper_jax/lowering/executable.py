@@ -13,6 +13,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import dispatch_order
 from piper_jax.ir.nodes import Collective, Send, Update
 from piper_jax.lowering.builder import Builder
+from piper_jax.lowering.carried import carried_state
 from piper_jax.lowering.collectives import StateCollective, state_collectives
 from piper_jax.lowering.communication import exchange, joint_collective, sent_keys, transfer
 from piper_jax.lowering.context import Context
@@ -26,7 +27,7 @@ from piper_jax.lowering.token_exchange import TokenExchange, token_exchanges
 from piper_jax.lowering.updates import group_updates, whole_gradients
 
 Member = Step | StateCollective | TokenExchange
-_KEPT = ACCUMULATED | {"accumulator_shard", "gradient", "gradient_shard"}
+_KEPT = ACCUMULATED | {"accumulator_shard", "gradient", "gradient_shard", "carried"}
 
 
 @dataclass(kw_only=True)
@@ -51,7 +52,8 @@ class Lowering:
         needed = self._needed(order, steps)
         body = [i for slot in order for i in self._lower(slot, steps, needed)]
         metrics = dict.fromkeys(k for found in steps.values() for s in found for k in s.writes if k.kind == "metric")
-        return [*prologue(self.builder, metrics), *body, *clocks(self.builder)]
+        begin, end = carried_state(self.builder, self.collectives)
+        return [*prologue(self.builder, metrics), *begin, *body, *end, *clocks(self.builder)]
 
     def reductions(self) -> list[Instruction]:
         """What takes the place of the updates when gradients are asked for: each group's reduction alone.

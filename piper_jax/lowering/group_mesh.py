@@ -13,10 +13,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from piper_jax.errors import PlanError, RuntimeFault
+from piper_jax.ir.device_groups import REPLICA_AXES
 from piper_jax.ir.nodes import DeviceGroup
 from piper_jax.lowering.keys import Layout
 
-REPLICA_AXES = ("data", "expert")
 AXES = (*REPLICA_AXES, "tensor")
 OWNER = "owner"
 JOINT_AXES = (OWNER, *AXES)

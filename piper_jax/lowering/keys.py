@@ -8,6 +8,8 @@ Kind = Literal[
     "state", "optimizer", "gradient", "key", "step", "seed", "weight", "microbatch", "gathered", "shared",  # replicated
     "batch",
     "value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange",  # one per replica
+    "carried",  # one per replica: what its last slice left of a state leaf, or the sum of what all its slices left
+    "carried_total",  # replicated: the sum over replicas and owners
     "dispatched", "dispatched_cotangent",  # one per replica: values of experts, on the devices that hold these
     "token",  # one per replica: what the programs of a group hand on, so that they run one after another
     "state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard",  # each replica's own part
@@ -18,7 +20,7 @@ Layout = Literal["replicated", "stacked", "batch", "experts"]
 _STACKED = frozenset(
     {
         "value", "cotangent", "residual", "crossing", "accumulator", "unreduced", "metric", "exchange", "token",
-        "dispatched", "dispatched_cotangent",
+        "dispatched", "dispatched_cotangent", "carried",
     }
 )  # fmt: skip
 _SHARDED = frozenset({"state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ class Step:
     Attributes:
       flat: what it computes, on one slice.
       inputs: for each input of ``flat``, the keys whose sum it is, a seed's kind, or None where it is not read.
-      reads, writes: keys from and to the slot; what is accumulated is both.
+      reads, writes: keys from and to the slot; what is ``added`` up is both.
     """
 
     context: Context
@@ -35,6 +35,7 @@ class Step:
     inputs: tuple[tuple[Key, ...] | str | None, ...]
     reads: tuple[Key, ...]
     writes: tuple[Key, ...]
+    added: frozenset[Key]
 
     @property
     def mb(self) -> int:
@@ -55,9 +56,9 @@ class Step:
             self.flat.run(self.flat.eqns, values, REPLICA_AXES)
         for key, atom in zip(self.writes, self.flat.outputs, strict=True):
             value = jnp.asarray(read(atom, values))
-            if key.kind == "unreduced":
+            if key.kind in ("unreduced", "carried"):
                 value = value.astype(local_spec(self.context, key).dtype)
-            env[key] = self._accumulated(env, key, value) if key in self.reads else value
+            env[key] = self._accumulated(env, key, value) if key in self.added else value
 
     def _input(self, env: Mapping[Key, Any], source: tuple[Key, ...] | str, dtype: Any) -> Any:
         if isinstance(source, str):
@@ -107,7 +108,10 @@ def step(context: Context, group: str, node: NodeId, begun: set[Key]) -> Step:
         flat = built.forward if context.training else built.evaluate
         writes = [dispatched_key(group, node, v) if experts else Key("value", group, v, mb) for v in chunk.exports]
         writes += [Key("metric", group, item) for item in (*((kind, node.op) for kind in built.kinds), *chunk.metrics)]
-        return _step(context, group, node, flat, inputs, writes + (residuals if context.training else []))
+        carried = [Key("carried", group, context.program.carried[i].leaf) for i in chunk.carried]
+        if not context.training:
+            return _step(context, group, node, _without_last(flat, len(carried)), inputs, writes)
+        return _step(context, group, node, flat, inputs, [*writes, *carried, *residuals], _summed(context, carried))
     assert built.backward is not None
     assert built.halves is not None
     inputs += [(k,) for k in residuals]
@@ -130,6 +134,16 @@ def step(context: Context, group: str, node: NodeId, begun: set[Key]) -> Step:
     return _step(context, group, node, built.backward, inputs, cotangents + gradients, added)
 
 
+def _without_last(flat: Flat, count: int) -> Flat:
+    """A program without its last outputs."""
+    return replace(flat, outputs=flat.outputs[: len(flat.outputs) - count]).without_dead_code() if count else flat
+
+
+def _summed(context: Context, carried: Sequence[Key]) -> list[Key]:
+    """Of carried state, that to which each slice adds what it leaves."""
+    return [key for key in carried if not context.is_in_turn(key.item)]
+
+
 def _gradient_key(context: Context, group: str, leaf: int, mb: int) -> Key:
     owned = context.owned_leaf.get(leaf)
     if owned is not None and owned.span is not None:
@@ -150,21 +164,23 @@ def _step(
     kept = tuple(i if v in used else None for i, v in zip(inputs, flat.inputs, strict=True))
     reads = [k for source in kept if isinstance(source, tuple) for k in source]
     reads += [Key("seed", group)] if "total" in kept else []
-    reads += [k for k in writes if k.kind in ACCUMULATED or k in added]
+    summed = [k for k in writes if k.kind in ACCUMULATED or k in added]
+    reads += summed
     if any(k.kind == "key" for k in reads):
         reads.append(Key("step", group))
     if any(k.kind in ("key", "batch") or context.reduction_of(k) in ("samples", "last") for k in reads):
         reads.append(Key("microbatch", group, None, node.MB or 0))
     return Step(
         context=context, group=group, id=node, flat=flat, inputs=kept, reads=tuple(dict.fromkeys(reads)),
-        writes=tuple(writes),
+        writes=tuple(writes), added=frozenset(summed),
     )  # fmt: skip
 
 
 def _common_keys(context: Context, group: str, node: NodeId) -> list[Key]:
     chunk = context.chunk_of[node.op]
+    in_turn = node.PASS == "F"
     return [
-        *(Key("state", group, leaf) for leaf in chunk.state),
+        *(Key("carried" if in_turn and context.is_in_turn(leaf) else "state", group, leaf) for leaf in chunk.state),
         *(batch_key(context, group, leaf) for leaf in chunk.batch),
         *([Key("key", group)] if chunk.uses_key else []),
         *(
@@ -197,7 +213,7 @@ def local_spec(context: Context, key: Key) -> jax.ShapeDtypeStruct:
         case "state_shard" | "optimizer_shard" | "gradient_shard" | "accumulator_shard":
             whole = context.whole_spec(key)
             return jax.ShapeDtypeStruct((shard_length(whole.shape, context.shards_of(key)),), whole.dtype)
-        case "state" | "optimizer" | "gradient" | "accumulator" | "unreduced":
+        case "state" | "optimizer" | "gradient" | "accumulator" | "unreduced" | "carried" | "carried_total":
             return context.whole_spec(key)
         case "metric":
             return context.metric_spec(key.item)

@@ -37,8 +37,9 @@ class Mixture(nnx.Module):
         tokens = x.reshape(-1, x.shape[-1])
         routes = self.router(tokens)
         load = expert_load(routes.experts, self.config.num_experts)
+        self.router.observe(load)
         statistics: dict[str, Any] = {"expert_load": piper.Sum(load)}
-        if self.config.balance_weight:
+        if self.config.has_balance_loss:
             statistics["balance_loss"] = balance_loss(routes, load)
         if self.config.dispatch == "capacity":
             y, statistics["dropped_fraction"] = self._with_capacity(tokens, routes)

@@ -76,7 +76,7 @@ class MoE(nnx.Module):
 
 
 def loss_fn(model: MoE, batch: Batch) -> tuple[Float[Array, ""], Statistics]:
-    """Mean cross-entropy of the targets, in nats, plus ``balance_weight`` times the balance losses of all layers.
+    """Mean cross-entropy of the targets, in nats, plus ``balance_weight`` times the balance losses of layers.
 
     Returns:
       ``(loss, statistics)``; the statistics are those of the layers, and ``token_loss``, the cross-entropy alone.

@@ -11,6 +11,7 @@ from piper_jax.models.presets import Dtype, from_preset
 
 Routing = Literal["softmax", "sigmoid"]
 Dispatch = Literal["capacity", "dropless"]
+LoadBalancing = Literal["auxiliary", "dynamic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,10 @@ class MoEConfig:
       capacity_factor: places of an expert, as a multiple of its equal share of the choices.
       row_bound: with ``dropless``, how many rows of a slice one device of the expert axis takes, as a multiple of an
         equal share; more are an error. Infinite: room for all.
-      balance_weight: of the auxiliary loss that keeps the experts equally busy; 0 leaves it out.
+      load_balancing: what keeps the experts equally busy: ``auxiliary``: a loss, ``balance_weight`` times that of each
+        layer; ``dynamic``: none, but the bias of ``sigmoid`` routing, which from step to step rises by ``bias_rate``
+        where an expert got less than an equal share of the choices, and falls where it got more (arXiv 2408.15664).
+      balance_weight: of the auxiliary loss; 0 leaves it out.
       vocab_size: 256 for bytes.
       tied_embeddings: the head is the transposed embedding.
       rope_base: of the rotary positions.
@@ -58,12 +62,18 @@ class MoEConfig:
     dispatch: Dispatch = "capacity"
     capacity_factor: float = 1.25
     row_bound: float = math.inf
+    load_balancing: LoadBalancing = "auxiliary"
     balance_weight: float = 0.01
+    bias_rate: float = 0.001
     vocab_size: int = 256
     tied_embeddings: bool = False
     rope_base: float = 1_000_000.0
     compute_dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
+
+    @property
+    def has_balance_loss(self) -> bool:
+        return self.load_balancing == "auxiliary" and self.balance_weight > 0
 
     @property
     def num_expert_layers(self) -> int:
@@ -105,11 +115,13 @@ PRESETS = {
     ),
     "deepseek_tiny": MoEConfig(
         num_layers=4, dim=32, num_heads=4, num_key_value_heads=4, head_dim=8, num_experts=8, expert_dim=16,
-        num_shared_experts=1, num_dense_layers=1, dense_dim=64, routing="sigmoid", rope_base=10_000.0,
+        num_shared_experts=1, num_dense_layers=1, dense_dim=64, routing="sigmoid", load_balancing="dynamic",
+        rope_base=10_000.0,
     ),
     "deepseek_16B": MoEConfig(
         num_layers=28, dim=2048, num_heads=16, num_key_value_heads=16, head_dim=128, num_experts=64, top_k=6,
         expert_dim=1408, num_shared_experts=2, num_dense_layers=1, dense_dim=10_944, routing="sigmoid",
+        load_balancing="dynamic",
         vocab_size=102_400, rope_base=10_000.0, compute_dtype="bfloat16",
     ),
 }  # fmt: skip
@@ -137,7 +149,7 @@ def _check_sizes(config: MoEConfig) -> None:
                  "top_k", "vocab_size"):  # fmt: skip
         if getattr(config, name) < 1:
             raise ConfigError(f"moe: {name}={getattr(config, name)} is not positive.", help="use 1, 2, 3, ...")
-    for name in ("num_shared_experts", "num_dense_layers", "dense_dim", "balance_weight"):
+    for name in ("num_shared_experts", "num_dense_layers", "dense_dim", "balance_weight", "bias_rate"):
         if getattr(config, name) < 0:
             raise ConfigError(f"moe: {name}={getattr(config, name)} is negative.", help="0 means none.")
     for wrong, message, fix in _conflicts(config):
@@ -172,6 +184,11 @@ def _conflicts(config: MoEConfig) -> list[tuple[bool, str, str]]:
             config.row_bound <= 0,
             f"row_bound={config.row_bound} leaves no room for any row.",
             "2.0 is twice an equal share; leave it out for room for all.",
+        ),
+        (
+            config.load_balancing == "dynamic" and config.routing != "sigmoid",
+            f"load_balancing=dynamic moves the bias of sigmoid routing, and routing={config.routing} has none.",
+            "use routing=sigmoid, or load_balancing=auxiliary.",
         ),
         (
             dense >= config.num_layers,

@@ -30,12 +30,17 @@ class RoutingBias(nnx.Variable):
     """The bias of sigmoid routing: an input of the loss function that has no gradient, not a parameter."""
 
 
+class RoutedLoad(nnx.Variable):
+    """How many choices of the last step were of each expert."""
+
+
 class Router(nnx.Module):
     """A linear score of each expert, in float32 or wider whatever the activations are.
 
     ``sigmoid`` routing has a bias that is added to the scores for the choice only, never to the weights (DeepSeek-V3,
-    arXiv 2412.19437, section 2.1.2). It stays what it is initialized or set to: raising that of idle experts from
-    step to step needs state that the loss function changes, which is not planned yet.
+    arXiv 2412.19437, section 2.1.2). It stays what it is initialized or set to, unless load is balanced: then a step
+    begins by moving it towards the experts that got less than an equal share of the step before. Both are state that
+    steps carry on: loads are summed over all slices of a step, all of which see the same bias.
     """
 
     def __init__(self, config: MoEConfig, *, rngs: nnx.Rngs):
@@ -45,14 +50,34 @@ class Router(nnx.Module):
             param_dtype=config.param_dtype, rngs=rngs,
         )  # fmt: skip
         self.sigmoid, self.top_k = config.routing == "sigmoid", config.top_k
+        self.rate = config.bias_rate if config.load_balancing == "dynamic" else 0.0
         if self.sigmoid:
-            self.bias = RoutingBias(jnp.zeros(config.num_experts, config.param_dtype))
+            self.bias = RoutingBias(jnp.zeros(config.num_experts, dtype), carry="mean")
+        if self.rate:
+            self.load = RoutedLoad(jnp.zeros(config.num_experts, jnp.int32), carry="sum")
 
     def __call__(self, x: Float[Array, "tokens dim"]) -> Routes:
         scores = self.scores(x)
-        if self.sigmoid:
-            return sigmoid_routes(scores, self.bias[...], self.top_k)
-        return softmax_routes(scores, self.top_k)
+        if not self.sigmoid:
+            return softmax_routes(scores, self.top_k)
+        if self.rate:
+            self.bias[...] = balanced_bias(self.bias[...], self.load[...], self.rate)
+        return sigmoid_routes(scores, self.bias[...], self.top_k)
+
+    def observe(self, load: Int[Array, " experts"]) -> None:
+        """Remembers how many choices of these tokens are of each expert, if the next step is to balance them."""
+        if self.rate:
+            self.load[...] = load
+
+
+def balanced_bias(
+    bias: Float[Array, " experts"], load: Int[Array, " experts"], rate: float
+) -> Float[Array, " experts"]:
+    """One step of balancing without an auxiliary loss (arXiv 2408.15664, algorithm 1).
+
+    ``rate`` is added for experts that got less than an equal share of the choices, and taken from those that got more.
+    """
+    return bias + rate * jnp.sign(load.mean(dtype=bias.dtype) - load.astype(bias.dtype))
 
 
 def softmax_routes(scores: Float[Array, "tokens experts"], top_k: int) -> Routes:

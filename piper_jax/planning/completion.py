@@ -9,6 +9,7 @@ from piper_jax.ir.dag import Dag, Slot
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Compute, Update
 from piper_jax.ir.topology import in_order
+from piper_jax.planning.carried import with_carried_state
 from piper_jax.planning.exchanges import with_exchanges
 from piper_jax.planning.gathers import with_gathers
 from piper_jax.planning.reductions import with_reductions_in_slots
@@ -36,7 +37,8 @@ def complete(dag: Dag) -> Dag:
             help=f"call plan.place(where(PP={missing[0].PP}), group=...), or plan.apply(strategy).",
         )
     for step in (
-        with_exchanges, with_transfers, with_weights, with_updates, with_reductions_in_slots, with_gathers
+        with_exchanges, with_transfers, with_weights, with_carried_state, with_updates, with_reductions_in_slots,
+        with_gathers,
     ):  # fmt: skip
         dag = step(dag)
     return replace(dag, slots=_sorted_inside(dag))

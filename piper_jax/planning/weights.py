@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.device_groups import axis_size
+from piper_jax.ir.device_groups import REPLICA_AXES, axis_size
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, DataEdge, Node, Value
-
-REPLICA_AXES = ("data", "expert")
 
 
 def with_weights(dag: Dag) -> Dag:

@@ -89,6 +89,7 @@ def _merged_op(name: str, together: Sequence[Op]) -> Op:
         input_reads=None,
         weight_reads=None,
         reads=tuple(dict.fromkeys(bucket for op in together for bucket in op.reads)),
+        carries=tuple(dict.fromkeys(bucket for op in together for bucket in op.carries)),
         batch_inputs=tuple(dict.fromkeys(path for op in together for path in op.batch_inputs)),
         has_backward=any(op.has_backward for op in together),
         splittable=splittable,

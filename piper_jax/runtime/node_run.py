@@ -15,7 +15,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.executable import Lowering, Member
 from piper_jax.lowering.instruction import Instruction
-from piper_jax.lowering.keys import ACCUMULATED, Key
+from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled
 from piper_jax.lowering.slots import Step, local_spec
@@ -25,7 +25,6 @@ from piper_jax.runtime.whole_program import Expected, WholeProgram, at_64_bits, 
 MAX_ROWS = 24
 _NOT_SHOWN = ("key", "step", "microbatch")
 _GRADIENTS = ("accumulator", "unreduced")
-_SUMS = ACCUMULATED | {"unreduced"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ def run_alone(
         group=str(context.dag.nodes[node].group),
         path=op.path,
         source=op.source,
-        inputs=tuple(beside.arrays(target.reads)),
+        inputs=tuple(beside.arrays([k for k in target.reads if k.kind != "carried"])),
         outputs=tuple(beside.arrays(target.writes)),
     )
 
@@ -165,7 +164,9 @@ class _Alone:
     def alone(self, node: NodeId, *, with_sums: bool) -> Instruction:
         """One node; sums over microbatches (gradients, metrics) start at zero, so that they are its own share."""
         known = self.member(node)
-        is_sum = {k: k.kind in _SUMS and isinstance(known, Step) for k in (*known.reads, *known.writes)}
+        added = known.added if isinstance(known, Step) else ()
+        keys = (*known.reads, *known.writes)
+        is_sum = {k: k in added or (k.kind == "unreduced" and isinstance(known, Step)) for k in keys}
         zeros = {k: local_spec(self.context, k) for k in known.reads if is_sum[k]}
         reads = tuple(k for k in known.reads if not is_sum[k])
         writes = tuple(k for k in known.writes if with_sums or not is_sum[k])
@@ -257,6 +258,8 @@ class _Beside:
                 return f"batch {source.batch.paths[item]}", None
             case "metric":
                 return self.metric(key)
+            case "carried":
+                return f"carried {source.state.leaves[item].path}", self.expected.carried[item]
             case "residual":
                 return f"residual {item[1]}", None
             case "crossing":

@@ -25,7 +25,7 @@ _SPAN_KIND = {
 }
 _MEMORY_KIND = {
     "state": "parameters", "optimizer": "optimizer", "accumulator": "gradients", "gradient": "gradients",
-    "unreduced": "gradients",
+    "unreduced": "gradients", "carried": "parameters",
 }  # fmt: skip
 _ACTIVATIONS = ("value", "cotangent", "residual", "crossing", "dispatched", "dispatched_cotangent")
 

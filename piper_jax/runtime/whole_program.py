@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ class Expected:
     Attributes:
       values, cotangents: of what chunks export, by value of the flat program.
       gradients: by trainable leaf.  terms: of the loss.  metrics: auxiliary outputs.
+      carried: by leaf, what each replica leaves for the next microbatch or the next step.
     """
 
     values: Mapping[int, Any]
@@ -47,6 +49,7 @@ class Expected:
     gradients: Mapping[int, Any]
     terms: Sequence[Any]
     metrics: Sequence[Any]
+    carried: Mapping[int, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +63,25 @@ class WholeProgram:
     registers: Mapping[Key, Any]
 
     def run(self, m: int) -> Expected:
-        """Everything that microbatch ``m`` gives."""
+        """Everything that microbatch ``m`` gives, after those before it."""
+        if m not in self._found:
+            self._found[m] = self._run(m)
+        return self._found[m]
+
+    @cached_property
+    def _found(self) -> dict[int, Expected]:
+        return {}
+
+    def _run(self, m: int) -> Expected:
         context, program = self.context, self.context.program
         flat = program.flat
         exports = sorted({v for c in context.chunk_of.values() for v in c.exports})
         smooth = sorted({v for c in context.chunk_of.values() for v in c.diff_exports})
         eqns = self._eqns_on_nudged(smooth)
 
-        def one(trained: Sequence[Any], nudges: Sequence[Any], _: Any, row: Sequence[Any], key: Any) -> tuple[Any, Any]:
+        def one(
+            trained: Sequence[Any], nudges: Sequence[Any], _: Any, row: tuple[Any, Any], key: Any
+        ) -> tuple[Any, Any]:
             env = self._environment(trained, row, key)
             nudge = dict(zip(smooth, nudges, strict=True))
             for eqn in eqns:
@@ -75,16 +89,19 @@ class WholeProgram:
                 env.update({-1 - o: env[o] + nudge[o] for o in eqn.outputs if o in nudge})
             terms = [jnp.asarray(read(a, env)) for _, a in program.terms]
             metrics = [jnp.asarray(read(metric.atom, env)) for metric in program.metrics]
-            return self._objective(range(len(program.terms)), env), ([env[v] for v in exports], terms, metrics)
+            carried = {c.leaf: jnp.asarray(read(c.atom, env)) for c in program.carried}
+            results = [env[v] for v in exports], terms, metrics, carried
+            return self._objective(range(len(program.terms)), env), results
 
         zeros = [jnp.zeros((context.replicas, *flat.avals[v].shape), flat.avals[v].dtype) for v in smooth]
-        (_, (values, terms, metrics)), (gradients, cotangents) = self._differentiated(one, m, zeros, ())
+        (_, (values, terms, metrics, carried)), (gradients, cotangents) = self._differentiated(one, m, zeros, ())
         return Expected(
             values=dict(zip(exports, values, strict=True)),
             cotangents=dict(zip(smooth, cotangents, strict=True)),
             gradients=dict(zip(context.source.state.trainable, gradients, strict=True)),
             terms=terms,
             metrics=metrics,
+            carried=carried,
         )
 
     def share(self, op: str, m: int, expected: Expected) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
@@ -98,7 +115,7 @@ class WholeProgram:
         others = [expected.values[v] for v in chunk.externals]
         seeds = [expected.cotangents[v] for v in chunk.diff_exports]
 
-        def one(trained: Any, smooth: Any, fixed: Any, row: Sequence[Any], key: Any) -> tuple[Any, None]:
+        def one(trained: Any, smooth: Any, fixed: Any, row: Any, key: Any) -> tuple[Any, None]:
             others, seeds = fixed
             env = self._environment(trained, row, key)
             env |= dict(zip(chunk.externals, others, strict=True)) | dict(
@@ -123,9 +140,9 @@ class WholeProgram:
         trained = [self._state(leaf) for leaf in self.context.source.state.trainable]
         return jax.jit(jax.value_and_grad(whole, (0, 1), has_aux=True))(trained, smooth)
 
-    def _environment(self, trained: Sequence[Any], row: Sequence[Any], key: Any) -> dict[int, Any]:
-        program = self.context.program
-        state = [self._state(i) for i in range(program.num_state)]
+    def _environment(self, trained: Sequence[Any], rows: tuple[Any, Any], key: Any) -> dict[int, Any]:
+        program, (row, turn) = self.context.program, rows
+        state = [turn[i] if i in turn else self._state(i) for i in range(program.num_state)]
         for i, value in zip(self.context.source.state.trainable, trained, strict=True):
             state[i] = value
         return {**program.flat.consts, **dict(zip(program.flat.inputs, [*state, *row, key], strict=True))}
@@ -169,7 +186,9 @@ class WholeProgram:
     def _seed(self) -> Any:
         return next((self._local(v) for k, v in self.registers.items() if k.kind == "seed"), 1.0)
 
-    def _rows(self, m: int) -> list[Any]:
+    def _rows(self, m: int) -> tuple[list[Any], dict[int, Any]]:
+        """``[replicas, ...]`` of the batch, and of the state that the microbatch before left."""
+        left = self.run(m - 1).carried if m and self.context.program.in_turn else {}
         rows = []
         for leaf, known in enumerate(self.context.source.batch.specs):
             array = next(
@@ -182,7 +201,7 @@ class WholeProgram:
             else:
                 local = self._local(array)
                 rows.append(local[m] if known.shape else jnp.broadcast_to(local, (self.context.replicas,)))
-        return rows
+        return rows, {leaf: left[leaf] for leaf in self.context.program.in_turn if leaf in left}
 
     def _keys(self, m: int) -> Any:
         registers = {k.kind: self._local(v) for k, v in self.registers.items() if k.kind in ("key", "step")}

@@ -89,7 +89,7 @@ class Registers:
                 word = name.partition(" ")[0]
                 if word in ("residuals", "weight"):
                     yield from self._residuals(group, edge, word)
-                elif word != "gradient":
+                elif word not in ("gradient", "carried"):
                     used[name] = max(used.get(name, GIVEN), end)
                     kept[name] = max(kept.get(name, GIVEN), self._read_again(edge.dst, name))
         for name, last in used.items():
@@ -137,6 +137,8 @@ class Registers:
         state = sum(self._sizes.optimizer_bytes(buckets[name], group) for name in updated)
         yield Register(group, GIVEN, self._end, held, PARAMETERS)
         yield Register(group, GIVEN, self._end, state, OPTIMIZER)
+        left = sum(self._sizes.carried_bytes(buckets[name]) for name in read if name in buckets)
+        yield Register(group, 0, self._end, left, PARAMETERS)
 
     def _gathered(self, node: Collective) -> Iterator[Register]:
         """Whole parameters until the last pass that reads them, leaf by leaf; whole state until the last update."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from piper_jax.ir.carried import carry_of
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.device_groups import axis_size
+from piper_jax.ir.device_groups import REPLICA_AXES, axis_size
 from piper_jax.ir.nodes import Bucket, Leaf
 from piper_jax.ir.ownership import ownerships, shard_axes_of
-
-REPLICA_AXES = ("data", "expert")
 
 
 class Sizes:
@@ -94,6 +93,18 @@ class Sizes:
     def leaf_bytes(self, bucket: Bucket, leaf: Leaf, group: str) -> int:
         """Bytes of one whole leaf of ``bucket`` on one device."""
         return leaf.nbytes // self._expert_shards(bucket, group)
+
+    def carried_bytes(self, bucket: Bucket) -> int:
+        """Bytes on one device of what its slices leave of carried state, beside the state itself.
+
+        They are added up, floats in 32 bits at least; what is carried over microbatches takes the place of the state.
+        """
+        if carry_of(bucket) not in ("sum", "mean"):
+            return 0
+        return sum(
+            max(leaf.nbytes, 4 * math.prod(leaf.shape)) if leaf.sum_dtype != leaf.dtype else leaf.nbytes
+            for leaf in bucket.leaves
+        )
 
     def accumulator_bytes(self, bucket: Bucket, group: str) -> tuple[int, int]:
         """Bytes of the accumulated gradients of ``bucket`` on one device, whole and as a shard: 32 bits at least."""

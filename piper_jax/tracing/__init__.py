@@ -9,6 +9,17 @@ from piper_jax.tracing.annotations import (
     expert_region,
     mean_over_replicas,
 )
+from piper_jax.tracing.carried_state import Carried
 from piper_jax.tracing.tracer import trace
 
-__all__ = ["Last", "Mean", "Sum", "WeightedLoss", "annotate", "expert_region", "mean_over_replicas", "trace"]
+__all__ = [
+    "Carried",
+    "Last",
+    "Mean",
+    "Sum",
+    "WeightedLoss",
+    "annotate",
+    "expert_region",
+    "mean_over_replicas",
+    "trace",
+]

@@ -18,7 +18,7 @@ class Chunk:
       eqns: indices of the equations, including the roaming ones that are recomputed here.
       state, batch: leaves read.  uses_key: reads the slice's random key.
       externals: values produced by other chunks.  exports: values that other chunks need.
-      terms, metrics: indices of the loss terms and metrics computed here.
+      terms, metrics, carried: indices of the loss terms, metrics and changes of state computed here.
       diff_state, diff_externals, diff_exports: those of the above that gradients flow through.
     """
 
@@ -30,6 +30,7 @@ class Chunk:
     exports: tuple[int, ...]
     terms: tuple[int, ...]
     metrics: tuple[int, ...]
+    carried: tuple[int, ...]
     diff_state: tuple[int, ...]
     diff_externals: tuple[int, ...]
     diff_exports: tuple[int, ...]
@@ -61,6 +62,7 @@ class _Builder:
         self.roots: list[set[int]] = [set() for _ in range(num)]
         self.terms: list[list[int]] = [[] for _ in range(num)]
         self.metrics: list[list[int]] = [[] for _ in range(num)]
+        self.carried: list[list[int]] = [[] for _ in range(num)]
 
     def build(self) -> list[Chunk]:
         own = [[i for i, o in enumerate(self.owner) if o == k] for k in range(self.num)]
@@ -71,7 +73,7 @@ class _Builder:
         return [self._chunk(k, eqns[k], externals[k], exported, useful) for k in range(self.num)]
 
     def _place_outputs(self, own: Sequence[Sequence[int]]) -> None:
-        """Terms and metrics go where they are produced; those of parameters alone where these are read first."""
+        """Terms, metrics and state go where they are produced; those of parameters alone where these are read first."""
         readers: dict[int, int] = {}
         for k in range(self.num):
             for atom in self._state_reads(own[k]):
@@ -80,9 +82,14 @@ class _Builder:
             self.terms[self._home(atom, readers)].append(index)
         for index, metric in enumerate(self.program.metrics):
             self.metrics[self._home(metric.atom, readers)].append(index)
+        for index, change in enumerate(self.program.carried):
+            beside = readers.get(self.program.state_input(change.leaf))
+            placed = isinstance(change.atom, int) and change.atom in self.home
+            self.carried[self._home(change.atom, readers) if placed or beside is None else beside].append(index)
         for k in range(self.num):
             outputs = [self.program.terms[i][1] for i in self.terms[k]]
             outputs += [self.program.metrics[i].atom for i in self.metrics[k]]
+            outputs += [self.program.carried[i].atom for i in self.carried[k]]
             self.roots[k] = {a for a in outputs if isinstance(a, int)}
 
     def _state_reads(self, eqns: Sequence[int]) -> set[int]:
@@ -147,6 +154,7 @@ class _Builder:
             exports=exports,
             terms=tuple(self.terms[k]),
             metrics=tuple(self.metrics[k]),
+            carried=tuple(self.carried[k]),
             diff_state=tuple(i for i in state if differentiable[program.state_input(i)]),
             diff_externals=tuple(v for v in externals if differentiable[v]),
             diff_exports=tuple(v for v in exports if differentiable[v]),

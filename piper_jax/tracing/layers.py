@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, starmap
 from typing import Any
 
 from piper_jax import _jax_compat
@@ -120,7 +121,14 @@ def _divided(whole: ModelState, stacks: Sequence[Stack]) -> ModelState:
         build=lambda values: whole.build(join_all(values, divisions)),
         mutated=lambda built: split_all(whole.mutated(built), divisions),
         values=lambda params: split_all(whole.values(params), divisions),
-        trainable_tree=lambda values: whole.trainable_tree(join_all(values, [divisions[i] for i in whole.trainable])),
+        skeleton=lambda chosen: whole.skeleton(
+            {
+                i: join_all([chosen[k] for k in own], [divisions[i]])[0]
+                for i, own in enumerate(starmap(range, pairwise(first)))
+                if own[0] in chosen
+            }
+        ),
+        carries={k: carry for i, carry in whole.carries.items() for k in range(first[i], first[i + 1])},
         whole=whole,
         divisions=tuple(divisions),
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from piper_jax.errors import TraceError
 from piper_jax.tracing.annotations import NUMBERS, _Reduction, loss_parts
+from piper_jax.tracing.carried_state import Change, changes, taken_out, with_meaning
 from piper_jax.tracing.flat import Atom, Flat, flatten
 from piper_jax.tracing.layers import with_layers
 from piper_jax.tracing.loss_terms import split_terms
@@ -99,6 +100,7 @@ class LossProgram:
     Attributes:
       terms: scalars, with the kind of mean that each takes part in; the loss is their sum.
       weight: for a WeightedLoss, the scalar that depends on the batch only.
+      carried: the state leaves that it changes.
       param_dependent, data_dependent, active: for each value, whether it depends on state, on batch or key, and
         differentiably on a trainable leaf.
     """
@@ -110,6 +112,7 @@ class LossProgram:
     weight: Atom | None
     metrics: tuple[Metric, ...]
     metrics_tree: Any
+    carried: tuple[Change, ...]
     param_dependent: tuple[bool, ...]
     data_dependent: tuple[bool, ...]
     active: tuple[bool, ...]
@@ -119,6 +122,11 @@ class LossProgram:
 
     def batch_input(self, leaf: int) -> int:
         return self.flat.inputs[self.num_state + leaf]
+
+    @property
+    def in_turn(self) -> frozenset[int]:
+        """State leaves of which each microbatch sees what the one before it left."""
+        return frozenset(c.leaf for c in self.carried if c.carry in ("sequential", "equal"))
 
     @property
     def key_input(self) -> int:
@@ -184,9 +192,11 @@ def trace_loss(
       forward_only: accept any outputs, all of them metrics (for ``predict``).
 
     Raises:
-      TraceError: the loss is not a scalar, the weight depends on parameters, or the model changes its own state.
+      TraceError: the loss is not a scalar, the weight depends on parameters, or state changes in a way that has no
+        meaning over slices.
     """
-    return _program(*_traced(loss_fn, state.undivided, batch, size, forward_only), state, len(batch.specs))
+    traced = _traced(loss_fn, state.undivided, batch, size, forward_only)
+    return _program(*traced, state, len(batch.specs), forward_only)
 
 
 def trace_layers(
@@ -195,7 +205,7 @@ def trace_layers(
     """As ``trace_loss``, at the size of the batch, and the state with a leaf for each layer that a loop runs over."""
     flat, names = _traced(loss_fn, state, batch, batch.size, forward_only)
     state = with_layers(state, flat, len(batch.specs))
-    return state, _program(flat, names, state, len(batch.specs))
+    return state, _program(flat, names, state, len(batch.specs), forward_only)
 
 
 def _traced(
@@ -206,6 +216,8 @@ def _traced(
     def run(state_values: Sequence[Any], batch_values: Sequence[Any], key: Any) -> list[Any]:
         result, built = call_loss(loss_fn, state, state_values, batch.build(batch_values), key)
         parts, aux = ({}, result) if forward_only else loss_parts(result)
+        aux, given = taken_out(aux, state)
+        names["given"] = [(leaf, carry) for leaf, _, carry in given]
         for name, value in parts.items():
             _check_scalar(name, value)
         leaves, tree = jax.tree_util.tree_flatten_with_path(_reduced_leaves(aux), is_leaf=_is_reduction)
@@ -214,36 +226,18 @@ def _traced(
         metrics = [v.value if isinstance(v, _Reduction) else v for _, v in leaves]
         for path, value in zip(names["paths"], metrics, strict=True):
             _check_output(path, value)
-        return [*parts.values(), *metrics, *state.mutated(built)]
+        return [*parts.values(), *metrics, *(jnp.asarray(v) for _, v, _ in given), *state.mutated(built)]
 
     specs = [jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf.dtype)) for leaf in state.leaves]
     return flatten(jax.make_jaxpr(run)(specs, batch.specs_at(size), key_spec())), names
 
 
-def _opened(flat: Flat, state: ModelState) -> Flat:
+def _opened(flat: Flat, state: ModelState, names: Mapping[str, Any]) -> Flat:
     """The program with layers apart, as the state has them."""
     divisions = state.leaf_divisions
     inputs = (*divisions, *[None] * (len(flat.inputs) - len(divisions)))
-    num_before = max(len(flat.outputs) - len(divisions), 0)
-    return opened(flat, inputs, ([None] * num_before + list(divisions))[: len(flat.outputs)])
-
-
-def _unchanged_state(flat: Flat, state: ModelState, num_outputs: int) -> Flat:
-    """The program without the model's state among its outputs, once that is known to be what it was."""
-    random, after = {*state.rng_keys, *state.rng_counts}, flat.outputs[num_outputs:]
-    if after and len(after) != len(state.leaves):
-        raise TraceError(
-            f"trace: the loss function adds state to the model ({len(after)} arrays, {len(state.leaves)} before).",
-            help="return what nnx sow and the like collect as an auxiliary output instead.",
-        )
-    for i, atom in enumerate(after):
-        if atom != flat.inputs[i] and i not in random:
-            raise TraceError(
-                f"trace: {state.leaves[i].path} changes inside the loss function.",
-                help="state carried from batch to batch (BatchNorm statistics) is not planned yet; freeze it "
-                "(use_running_average=True) or return it as a metric.",
-            )
-    return replace(flat, outputs=flat.outputs[:num_outputs])
+    outputs = [None] * (len(names["parts"]) + len(names["paths"])) + [divisions[leaf] for leaf, _ in names["given"]]
+    return opened(flat, inputs, [*outputs, *(divisions if len(flat.outputs) > len(outputs) else ())])
 
 
 def _is_reduction(value: Any) -> bool:
@@ -287,8 +281,14 @@ def _check_scalar(name: str, value: Any) -> None:
         )
 
 
-def _program(flat: Flat, names: Mapping[str, Any], state: ModelState, num_batch: int) -> LossProgram:
-    flat = _unchanged_state(_opened(flat, state), state, len(names["parts"]) + len(names["paths"]))
+def _program(
+    flat: Flat, names: Mapping[str, Any], state: ModelState, num_batch: int, forward_only: bool
+) -> LossProgram:
+    num_outputs, flat = len(names["parts"]) + len(names["paths"]), _opened(flat, state, names)
+    given = [(piece, carry) for leaf, carry in names["given"] for piece in state.pieces[leaf]]
+    changed = () if forward_only else changes(flat, state, given, num_outputs)
+    flat = replace(flat, outputs=flat.outputs[:num_outputs])
+    state = state.carrying({change.leaf: change.carry for change in changed})
     num_parts = len(names["parts"])
     parts = dict(zip(names["parts"], flat.outputs[:num_parts], strict=True))
     aux = flat.outputs[num_parts:]
@@ -313,7 +313,9 @@ def _program(flat: Flat, names: Mapping[str, Any], state: ModelState, num_batch:
         param_free += [not d for d in _dependent(flat, params)][len(param_free) :]
         terms.extend((kind, atom) for atom in atoms)
     weights = [weight] if weight is not None else []
-    flat = replace(flat, outputs=(*(a for _, a in terms), *weights, *aux)).without_dead_code()
+    carried = with_meaning(flat, state, changed, _dependent(flat, data))
+    wanted = (*(a for _, a in terms), *weights, *aux, *(change.atom for change in carried))
+    flat = replace(flat, outputs=wanted).without_dead_code()
     metrics = tuple(
         Metric(path=path, atom=atom, kind=kind or "mean", dtype=_atom_aval(flat, atom).dtype, explicit=bool(kind))
         for path, atom, kind in zip(names["paths"], aux, names["kinds"], strict=True)
@@ -327,6 +329,7 @@ def _program(flat: Flat, names: Mapping[str, Any], state: ModelState, num_batch:
         weight=weight,
         metrics=_inferred(flat, metrics, names["kinds"]),
         metrics_tree=names["tree"],
+        carried=tuple(carried),
         param_dependent=_dependent(flat, params),
         data_dependent=_dependent(flat, data),
         active=_dependent(flat, trainable, differentiable=True),

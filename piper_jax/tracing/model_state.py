@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from piper_jax.errors import TraceError
-from piper_jax.ir.nodes import Leaf, LeafKind
+from piper_jax.ir.nodes import Carry, Leaf, LeafKind
 from piper_jax.tracing.pieces import Division
 
 
@@ -26,7 +27,8 @@ class ModelState:
       rng_counts: indices of counters of NNX random streams; constant within a step.
       build: leaf values -> what the loss function receives (params, or a fresh model).
       mutated: that object after the loss function ran -> leaf values.
-      trainable_tree: values of the trainable leaves, in order -> the pytree that the optimizer sees.
+      skeleton: values by leaf -> the pytree that the optimizer sees, with None for the other leaves.
+      carries: what the user declared of how leaves are carried from step to step.
       whole: the state before stacks of layers were divided, None if none is.  divisions: of its leaves.
     """
 
@@ -36,7 +38,8 @@ class ModelState:
     build: Callable[[Sequence[Any]], Any]
     mutated: Callable[[Any], list[Any]]
     values: Callable[[Any], list[Any]]
-    trainable_tree: Callable[[Sequence[Any]], Any]
+    skeleton: Callable[[Mapping[int, Any]], Any]
+    carries: Mapping[int, Any]
     whole: ModelState | None = None
     divisions: tuple[Division | None, ...] = ()
 
@@ -51,8 +54,41 @@ class ModelState:
         return self.divisions or (None,) * len(self.leaves)
 
     @property
+    def pieces(self) -> tuple[range, ...]:
+        """For each leaf of ``undivided``, the leaves that it is divided into."""
+        first = [0, *accumulate(d.count if d is not None else 1 for d in self.leaf_divisions)]
+        return tuple(starmap(range, pairwise(first)))
+
+    @property
     def trainable(self) -> tuple[int, ...]:
         return tuple(i for i, leaf in enumerate(self.leaves) if leaf.kind == "trainable")
+
+    def trainable_tree(self, values: Sequence[Any]) -> Any:
+        """Values of the trainable leaves, in order -> the pytree that the optimizer sees."""
+        return self.skeleton(dict(zip(self.trainable, values, strict=True)))
+
+    def carrying(self, carried: Mapping[int, Carry]) -> ModelState:
+        """The same with leaves that steps carry on, which are not trained."""
+        leaves = tuple(
+            replace(leaf, kind="mutable", carry=carried[i]) if i in carried else leaf
+            for i, leaf in enumerate(self.leaves)
+        )
+        pairs = enumerate(self.pieces)
+        whole = self.whole and self.whole.carrying({i: carried[p[0]] for i, p in pairs if p and p[0] in carried})
+        return replace(self, leaves=leaves, whole=whole).required("all of them carried")
+
+    def required(self, what: str) -> ModelState:
+        """The same.
+
+        Raises:
+          TraceError: nothing in it, which ``what`` says, is trained.
+        """
+        if not self.trainable:
+            raise TraceError(
+                f"trace: the parameters ({what}) hold no floating-point array to train.",
+                help="pass a pytree of arrays, or an nnx.Module with nnx.Param variables (or wrt=...).",
+            )
+        return self
 
 
 NO_NUMBERS = "OUSMm"
@@ -74,15 +110,8 @@ def model_state(params: Any, wrt: Any = None) -> ModelState:
             f"trace: wrt means nothing for a {type(params).__name__}.", help="wrt chooses variables of an nnx.Module."
         )
     if isinstance(params, nnx.Module):
-        state = _nnx_state(params, nnx.Param if wrt is None else wrt)
-    else:
-        state = _tree_state(params)
-    if not state.trainable:
-        raise TraceError(
-            f"trace: the parameters ({type(params).__name__}) hold no floating-point array to train.",
-            help="pass a pytree of arrays, or an nnx.Module with nnx.Param variables (or wrt=...).",
-        )
-    return state
+        return _nnx_state(params, nnx.Param if wrt is None else wrt).required(type(params).__name__)
+    return _tree_state(params).required(type(params).__name__)
 
 
 def is_array(leaf: Any) -> bool:
@@ -147,16 +176,15 @@ def _tree_state(params: Any) -> ModelState:
             raise _other_model(leaves, tree)
         return _checked(leaves, [found[i] for i in arrays])
 
-    def trainable_tree(trainable: Sequence[Any]) -> Any:
+    def skeleton(chosen: Mapping[int, Any]) -> Any:
         filled: list[Any] = [None] * len(static)
-        chosen = [i for i, leaf in zip(arrays, leaves, strict=True) if leaf.kind == "trainable"]
-        for i, value in zip(chosen, trainable, strict=True):
-            filled[i] = value
+        for k, value in chosen.items():
+            filled[arrays[k]] = value
         return jax.tree.unflatten(treedef, filled)
 
     return ModelState(
         leaves=leaves, rng_keys=(), rng_counts=(), build=build, mutated=lambda tree: [], values=values,
-        trainable_tree=trainable_tree,
+        skeleton=skeleton, carries={},
     )  # fmt: skip
 
 
@@ -171,8 +199,10 @@ def _nnx_state(model: nnx.Module, wrt: Any) -> ModelState:
     leaves = tuple(_leaf(path, value, kind) for (path, value), kind in zip(with_path, kinds, strict=True))
     variables = jax.tree.leaves(rest, is_leaf=lambda v: isinstance(v, nnx.Variable))
     offset = num_trained
-    keys = tuple(offset + i for i, v in enumerate(variables) if isinstance(v, nnx.RngKey))
-    counts = tuple(offset + i for i, v in enumerate(variables) if isinstance(v, nnx.RngCount))
+    owner = [v for v in variables for _ in jax.tree.leaves(v)]
+    keys = tuple(offset + i for i, v in enumerate(owner) if isinstance(v, nnx.RngKey))
+    counts = tuple(offset + i for i, v in enumerate(owner) if isinstance(v, nnx.RngCount))
+    carries = {offset + i: v.get_metadata()["carry"] for i, v in enumerate(owner) if "carry" in v.get_metadata()}
 
     def build(values: Sequence[Any]) -> nnx.Module:
         states = (
@@ -192,15 +222,12 @@ def _nnx_state(model: nnx.Module, wrt: Any) -> ModelState:
             raise _other_model(leaves, other)
         return _checked(leaves, [*jax.tree.leaves(other_trained), *jax.tree.leaves(other_rest)])
 
-    def trainable_tree(trainable: Sequence[Any]) -> Any:
-        pending = iter(trainable)
-        return jax.tree.unflatten(
-            trained_def, [next(pending) if k == "trainable" else None for k in kinds[:num_trained]]
-        )
+    def skeleton(chosen: Mapping[int, Any]) -> Any:
+        return jax.tree.unflatten(trained_def, [chosen.get(k) for k in range(num_trained)])
 
     return ModelState(
         leaves=leaves, rng_keys=keys, rng_counts=counts, build=build, mutated=mutated, values=values,
-        trainable_tree=trainable_tree,
+        skeleton=skeleton, carries=carries,
     )  # fmt: skip
 
 

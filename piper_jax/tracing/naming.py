@@ -14,14 +14,14 @@ from piper_jax.tracing.model_state import ModelState
 def bucket_leaves(state: ModelState, readers: Sequence[tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
     """Leaves with the same kind and the same readers share a bucket, named by its reader or by the leaf it is.
 
-    Gradients of a bucket are summed in one dtype, since they move in one collective.
+    Gradients of a bucket, or what steps carry on, are summed in one dtype, since they move in one collective.
     """
     found: dict[tuple[Any, ...], list[int]] = {}
     for index, (leaf, names) in enumerate(zip(state.leaves, readers, strict=True)):
-        summed = leaf.gradient_dtype if leaf.kind == "trainable" else ""
-        found.setdefault((leaf.kind, names, summed), []).append(index)
+        summed = leaf.gradient_dtype if leaf.kind == "trainable" else leaf.dtype if leaf.carry else ""
+        found.setdefault((leaf.kind, names, summed, leaf.carry), []).append(index)
     buckets: dict[str, tuple[int, ...]] = {}
-    for (kind, names, _), leaves in found.items():
+    for (kind, names, *_), leaves in found.items():
         name = names[0] if len(names) == 1 else state.leaves[leaves[0]].path
         name = name if kind == "trainable" else f"{kind} {name}"
         buckets[_unique(name, buckets)] = tuple(leaves)

@@ -1,7 +1,8 @@
 """The passes of a chunk as flat programs: forward with residuals, backward from residuals, and forward alone.
 
 Residuals that are parameters or inputs are referenced, and those that follow from parameters or from the batch alone
-are computed again in the backward pass, so that only activations are kept between the two.
+are computed again in the backward pass, so that only activations are kept between the two, and state that the next
+microbatch sees changed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Passes:
     """Flat programs of a chunk. Their inputs come in the order state, batch, key (if used), externals.
 
     Attributes:
-      evaluate: inputs -> exports, one partial sum per kind in ``kinds``, metrics.
+      evaluate: inputs -> exports, one partial sum per kind in ``kinds``, metrics, carried state.
       forward: inputs -> the same, then residuals.
       backward: inputs, residuals, cotangents of ``diff_exports``, seeds of ``kinds`` -> cotangents of
         ``diff_externals``, gradients of ``diff_state``. None without a backward pass.
@@ -87,6 +88,7 @@ class _ChunkFunction:
             *chunk.externals,
         ]
         self.parameters = {program.state_input(i) for i in chunk.state}
+        self.in_turn = {k for k, i in enumerate(chunk.state) if i in program.in_turn}
         self.specs = [self.aval(v) for v in self.ids]
         differentiable = {*(program.state_input(i) for i in chunk.diff_state), *chunk.diff_externals}
         outputs = [program.terms[i][1] for i in chunk.terms] + [program.metrics[i].atom for i in chunk.metrics]
@@ -108,9 +110,12 @@ class _ChunkFunction:
         return env
 
     def outputs(self, *inputs: Any) -> list[Any]:
-        """Exports, partial sums of the loss, metrics."""
-        env = self.environment(inputs)
-        return [*(env[v] for v in self.chunk.exports), *self.partials(env), *self.metrics(env)]
+        """Exports, partial sums of the loss, metrics, carried state."""
+        return self.results(self.environment(inputs))
+
+    def results(self, env: dict[int, Any]) -> list[Any]:
+        found = [*(env[v] for v in self.chunk.exports), *self.partials(env), *self.metrics(env)]
+        return [*found, *(jnp.asarray(read(self.program.carried[i].atom, env)) for i in self.chunk.carried)]
 
     def partials(self, env: dict[int, Any]) -> list[Any]:
         terms = [self.program.terms[i] for i in self.chunk.terms]
@@ -128,7 +133,7 @@ class _ChunkFunction:
                 filled[position] = value
             env = self.environment(filled)
             smooth = [*(env[v] for v in self.chunk.diff_exports), *self.partials(env)]
-            return smooth, [*(env[v] for v in self.chunk.exports), *self.partials(env), *self.metrics(env)]
+            return smooth, self.results(env)
 
         if self.remat is not None:
             run = jax.checkpoint(run, policy=getattr(jax.checkpoint_policies, self.remat))
@@ -189,7 +194,7 @@ class _ChunkFunction:
         params = {full.inputs[k] for k in range(len(self.chunk.state))}
         kinds = {v: "param" if v in params else "data" for v in full.inputs}
         for k, value in enumerate(full.inputs):
-            on_activation[value] = self.ids[k] in self.chunk.externals
+            on_activation[value] = self.ids[k] in self.chunk.externals or k in self.in_turn
         for eqn in full.eqns:
             reads = list(eqn.reads())
             found = {kinds.get(a) for a in reads} - {None}
@@ -199,10 +204,11 @@ class _ChunkFunction:
                 random[o] = eqn.name in _RANDOM or any(random[a] for a in reads)
                 if len(found) == 1:
                     kinds[o] = next(iter(found))
-        inputs = set(full.inputs)
+        inputs = {v for k, v in enumerate(full.inputs) if k not in self.in_turn}
         distinct = dict.fromkeys(
             a for a in residuals if isinstance(a, int) and a not in inputs and a not in full.consts
         )
         saved = [v for v in distinct if on_activation[v] or random[v]]
         again = [v for v in distinct if not (on_activation[v] or random[v])]
-        return saved, [i for i in full.needed(again, [*inputs, *saved]) if not full.eqns[i].has_effects]
+        given = [*full.inputs, *saved]
+        return saved, [i for i in full.needed(again, given) if not full.eqns[i].has_effects]

@@ -72,6 +72,7 @@ def trace(
     doubled = trace_loss(loss_fn, state, layout, 2 * layout.size, forward_only=forward_only)
     batch_dims = _batch_dims(program, matched(program, doubled, 2 * layout.size))
     program = replace(program, metrics=_reductions(program, doubled, batch_dims))
+    state = state.carrying({change.leaf: change.carry for change in program.carried})
     units = divided_at_experts(program, assign_units(program))
     if not units.places:
         raise TraceError(
@@ -79,7 +80,19 @@ def trace(
             help="the loss function must use its first two arguments.",
         )
     parts = chunks(program, units.of_eqn, [[u] for u in range(len(units.places))])
+    _refuse_carrying_experts(program, state, units, parts)
     return _Assembly(loss_fn, state, layout, program, units, parts, batch_dims, optimizer, forward_only).plan()
+
+
+def _refuse_carrying_experts(program: LossProgram, state: ModelState, units: Units, parts: Sequence[Chunk]) -> None:
+    changing = {change.leaf for change in program.carried}
+    for place, part in zip(units.places, parts, strict=True):
+        inside = {*part.state, *(program.carried[i].leaf for i in part.carried)} & changing
+        if place.EP is not None and inside:
+            raise TraceError(
+                f"trace: {state.leaves[min(inside)].path} changes, and an expert region reads or changes it.",
+                help="change state outside of piper.expert_region, and pass it what it reads as an argument.",
+            )
 
 
 def _batch_dims(program: LossProgram, doubled: LossProgram) -> tuple[int | None, ...]:
@@ -155,12 +168,15 @@ class _Assembly:
         return [self.program.flat.eqns[i] for i, u in enumerate(self.units.of_eqn) if u == unit]
 
     def _readers(self, names: Sequence[str]) -> list[tuple[str, ...]]:
-        """For each state leaf, the operations that read it; unread leaves live with the first."""
+        """For each state leaf, the operations that read or change it; other leaves live with the first."""
         found: list[list[str]] = [[] for _ in self.state.leaves]
         for name, part in zip(names, self.parts, strict=True):
-            for leaf in part.state:
+            for leaf in sorted({*part.state, *self._changed(part)}):
                 found[leaf].append(name)
         return [tuple(r) or (names[0],) for r in found]
+
+    def _changed(self, part: Chunk) -> list[int]:
+        return [self.program.carried[i].leaf for i in part.carried]
 
     def _optimizer(
         self, bucket_leaves: Mapping[str, tuple[int, ...]], bucket_names: Sequence[str]
@@ -185,17 +201,18 @@ class _Assembly:
         costs: dict[Any, dict[str, Any]] = {}
         ops = {}
         paths = [leaf.path for leaf in self.state.leaves]
-        read = {leaf for part in self.parts for leaf in part.state}
+        read = {leaf for part in self.parts for leaf in (*part.state, *self._changed(part))}
         for unit, (name, part) in enumerate(zip(names, self.parts, strict=True)):
             alike = signature(self.program, part)
             if alike not in costs:
                 costs[alike] = unit_costs(self.program, part)
             own, place = self._unit_eqns(unit), self.units.places[unit]
-            reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & set(part.state)]
+            changed = set(self._changed(part))
+            reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & {*part.state, *changed}]
             unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
             ops[name] = Op(
                 name=name, units=(unit,), PP=place.PP, EP=place.EP, path=name, source=_first_line(own),
-                reads=(*reads, *unread),
+                reads=(*reads, *unread), carries=tuple(b for b in reads if changed & set(bucket_leaves[b])),
                 row_bound=place.bound, batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
                 has_backward=part.has_backward and not self.forward_only,
                 needs_weight=isinstance(self.program.weight, int)

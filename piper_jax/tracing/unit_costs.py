@@ -24,7 +24,7 @@ def signature(program: LossProgram, part: Chunk) -> Any:
         reads = tuple(local.setdefault(a, len(local)) for a in eqn.reads())
         outs = tuple((local.setdefault(o, len(local)), str(program.flat.avals[o])) for o in eqn.outputs)
         eqns.append((eqn.name, reads, outs))
-    tail = (len(part.diff_state), len(part.diff_externals), len(part.diff_exports), len(part.terms))
+    tail = (len(part.diff_state), len(part.diff_externals), len(part.diff_exports), len(part.terms), len(part.carried))
     inputs = (*(program.state_input(leaf) for leaf in part.state), *part.externals, *part.diff_exports)
     return tuple(eqns), tuple((local.get(v), str(program.flat.avals[v])) for v in inputs), tail
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ import optax
 from tolerances import TOLERANCES, Tolerance, assert_close, assert_moved
 
 import piper_jax as piper
-from piper_jax.runtime.reference import reference_gradients
-from piper_jax.tracing.loss_program import batch_layout
-from piper_jax.tracing.model_state import model_state
+from piper_jax.runtime.reference import reference_step
+from piper_jax.tracing.loss_program import batch_layout, trace_loss
+from piper_jax.tracing.model_state import ModelState, model_state
 
 SEED = 7
 
@@ -51,6 +52,12 @@ class Problem:
     def tolerance(self) -> Tolerance:
         return TOLERANCES[self.precision]
 
+    @cached_property
+    def state(self) -> ModelState:
+        """Its parameters, with those among them that the loss function changes."""
+        state, layout = model_state(self.params, self.wrt), batch_layout(self.batch)
+        return state.carrying({c.leaf: c.carry for c in trace_loss(self.loss_fn, state, layout, layout.size).carried})
+
     def batch_of(self, step: int) -> Any:
         return jax.tree.map(lambda v: np.roll(v, step, axis=0) if getattr(v, "ndim", 0) else v, self.batch)
 
@@ -69,41 +76,49 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Losses of each step, gradients of the first, and trainable parameters and optimizer state at both ends."""
+    """Losses of each step, gradients of the first, and parameters and optimizer state at both ends.
+
+    ``carried`` is the state, by path, that the loss function changes.
+    """
 
     losses: tuple[float, ...]
     gradients: Any
     start: Any
     trained: Any
     opt_state: Any
+    carried: dict[str, Any]
 
 
 def _reference(problem: Problem, num_microbatches: int, num_replicas: int) -> Reference:
-    state = model_state(problem.params, problem.wrt)
+    state = problem.state
     values = state.values(problem.params)
-    trained = start = state.trainable_tree([values[i] for i in state.trainable])
-    opt_state = jax.jit(problem.optimizer.init)(trained)
-
+    start = state.trainable_tree([values[i] for i in state.trainable])
+    opt_state = jax.jit(problem.optimizer.init)(start)
     layout = batch_layout(problem.batch)
 
     @jax.jit
-    def run(trained: Any, opt_state: Any, batch: Any, step: Any) -> tuple[Any, ...]:
-        full = list(values)
-        for i, value in zip(state.trainable, jax.tree.leaves(trained), strict=True):
-            full[i] = value
-        loss, gradients = reference_gradients(
-            problem.loss_fn, state.build(full), layout.build(batch), wrt=problem.wrt, key=jax.random.key(SEED),
-            step=step, num_microbatches=num_microbatches, num_replicas=num_replicas,
+    def run(values: Any, opt_state: Any, batch: Any, step: Any) -> tuple[Any, ...]:
+        loss, gradients, params, after = reference_step(
+            problem.loss_fn, state.build(values), opt_state, layout.build(batch), optimizer=problem.optimizer,
+            wrt=problem.wrt, key=jax.random.key(SEED), step=step, num_microbatches=num_microbatches,
+            num_replicas=num_replicas,
         )  # fmt: skip
-        updates, after = problem.optimizer.update(gradients, opt_state, trained)
-        return loss, gradients, optax.apply_updates(trained, updates), after
+        return loss, gradients, state.values(params), after
 
     losses, first = [], None
     for step in range(problem.steps):
-        loss, gradients, trained, opt_state = run(trained, opt_state, layout.values(problem.batch_of(step)), step)
+        loss, gradients, values, opt_state = run(values, opt_state, layout.values(problem.batch_of(step)), step)
         losses.append(float(loss))
         first = gradients if first is None else first
-    return Reference(losses=tuple(losses), gradients=first, start=start, trained=trained, opt_state=opt_state)
+    return Reference(
+        losses=tuple(losses), gradients=first, start=start, opt_state=opt_state,
+        trained=state.trainable_tree([values[i] for i in state.trainable]), carried=_carried(state, values),
+    )  # fmt: skip
+
+
+def _carried(state: ModelState, values: Sequence[Any]) -> dict[str, Any]:
+    pairs = zip(state.leaves, values, strict=True)
+    return {leaf.path: value for leaf, value in pairs if leaf.kind == "mutable"}
 
 
 def assert_equivalent(problem: Problem, strategy: piper.Strategy) -> piper.Train:
@@ -133,10 +148,14 @@ def assert_steps(
         losses.append(float(metrics["loss"]))
         after_step(train, state)
     assert_close(losses, list(expected.losses), problem.tolerance, "loss of step")
-    trained = trainable_part(train.params(state), problem.wrt)
+    known = train.plan.source.state
+    values = known.values(train.params(state))
+    trained = known.trainable_tree([values[i] for i in known.trainable])
     assert_close(trained, expected.trained, problem.tolerance, "parameter")
     assert_moved(trained, expected.trained, expected.start, problem.tolerance, "parameter")
     assert_close(train.opt_state(state), expected.opt_state, problem.tolerance, "optimizer")
+    carried = _carried(known.undivided, known.undivided.values(train.params(state)))
+    assert_close(carried, expected.carried, problem.tolerance, "carried")
 
 
 def trainable_part(params: Any, wrt: Any = None) -> Any:

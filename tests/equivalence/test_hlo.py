@@ -8,6 +8,7 @@ from typing import Any
 
 import optax
 import pytest
+from carrying_model import Net, regression, rows
 from oracle import adamw, momentum, strategy
 from tiny_models import Tower, cross_entropy, mean_loss, tokens, weighted_loss
 
@@ -67,6 +68,16 @@ def test_the_text_holds_the_collectives_of_the_plan(tied: bool, layout: dict[str
     assert backward
     assert not any(backward)
     assert sum((found for _, found in programs), Counter()) == planned(train)
+
+
+def test_carried_state_is_reduced_once_per_bucket_and_step() -> None:
+    train = piper.parallelize(
+        regression, Net(), rows(), optimizer=momentum(), strategy=strategy(stages=2, data=2, microbatches=2)
+    )
+    carried = [n for n in train.plan.complete().nodes if n.op.startswith("all_reduce carried")]
+    assert len(carried) == 2 * len({"float32", "int32"})
+    found: Counter[str] = sum((found for _, found in compiled(train)), Counter())
+    assert found == planned(train) == {"all-reduce": 4 + len(carried)}
 
 
 def test_data_parallel_gradients_are_reduced_once_per_bucket_and_step() -> None:

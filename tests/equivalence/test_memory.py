@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from carrying_model import Net, regression, rows
 from dry_run import peaks
 from flax import nnx
 from oracle import Problem, adamw, strategy
@@ -22,6 +23,7 @@ REPLICAS = 8
 PADDING = 0.03
 ROWS = 32
 LAYERS = 8
+MANY = 768
 
 
 def problem(layers: int) -> Problem:
@@ -130,6 +132,13 @@ def test_what_an_optimizer_needs_whole_and_other_shapes_of_models() -> None:
         for stage in (0, 2, 3):
             plan = found.apply(zero(stage, "1F1B", data=2, microbatches=4, pipeline=2))
             assert_peaks(peaks(plan, ROWS), plan, stage)
+
+
+def test_carried_state() -> None:
+    for in_turn, schedule in ((True, "1F1B"), (False, "DualPipe")):
+        found = piper.trace(regression, Net(in_turn=in_turn), rows(MANY), optimizer=adamw())
+        plan = found.apply(zero(0, schedule, data=2, microbatches=4, pipeline=2))
+        assert_peaks(peaks(plan, MANY), plan, 0)
 
 
 @pytest.mark.parametrize("config", [SIGMOID, DROPLESS], ids=["capacity", "dropless"])

@@ -10,11 +10,90 @@ import numpy as np
 import optax
 import pytest
 from expected import Expected
+from flax import nnx
 from small_model import DIM, ROWS, apply, batch, loss, parallelized, params
 
 import piper_jax as piper
 
 expected = Expected(__file__)
+
+
+# -- state that the loss function changes ----------
+class Counter(nnx.Module):
+    """Assigns ``value`` to its one variable."""
+
+    def __init__(self, variable: nnx.Variable):
+        self.weight = nnx.Param(jnp.ones(DIM))
+        self.state = variable
+
+    def loss(self, value: Any, *, whole: bool = False) -> piper.Plan:
+        def changing(model: Counter, batch: Any) -> Any:
+            new = value(model, batch["x"])
+            if whole:
+                model.state.set_value(new)
+            else:
+                model.state[...] = new
+            return (batch["x"] * model.weight[...]).mean()
+
+        return piper.trace(changing, self, {"x": np.ones((ROWS, DIM), np.float32)})
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: state is int32 and depends on the batch, so replicas leave different values.
+    help: carry="sum" adds up what all slices leave; or freeze it (use_running_average=True).
+""",
+)
+def count_of_rows_without_a_policy():
+    Counter(nnx.BatchStat(jnp.zeros((), jnp.int32))).loss(lambda model, x: (x > 0).sum())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: state is float32[], and becomes float32[3].
+    help: state keeps its shape and dtype from step to step.
+""",
+)
+def state_of_another_shape():
+    Counter(nnx.BatchStat(jnp.zeros(()))).loss(lambda model, x: x.mean(0)[:3], whole=True)
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: state is trained, and changes inside the loss function.
+    help: let the optimizer alone change parameters, or make it another nnx.Variable (wrt=...).
+""",
+)
+def parameter_that_changes():
+    Counter(nnx.Param(jnp.zeros(()))).loss(lambda model, x: x.mean())
+
+
+@expected(
+    piper.AnnotationError,
+    """
+    state: carry='averages'
+    help: known: ...
+""",
+)
+def unknown_policy():
+    Counter(nnx.BatchStat(jnp.zeros(()), carry="averages")).loss(lambda model, x: x.mean())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: the loss function carries weigth, which is no leaf of the parameters.
+    help: known: ...
+""",
+)
+def carried_path_that_is_none():
+    def carrying(params: Any, batch: Any) -> Any:
+        return loss(params, batch), {"state": piper.Carried({"weigth": jnp.zeros(())})}
+
+    piper.trace(carrying, params(), batch())
 
 
 # -- arguments ----------

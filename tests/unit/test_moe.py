@@ -17,7 +17,7 @@ from piper_jax.models import moe
 from piper_jax.models.attention import causal_attention
 from piper_jax.models.grouped_attention import GroupedAttention
 from piper_jax.models.moe_config import PRESETS, moe_config
-from piper_jax.models.routing import RoutingBias
+from piper_jax.models.routing import RoutingBias, balanced_bias
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -128,7 +128,7 @@ def test_without_a_weight_there_is_no_balance_loss():
 
 
 def test_dense_layers_have_no_statistics():
-    _, metrics = _loss(*_made(preset="deepseek_tiny", num_layers=3))
+    _, metrics = _loss(*_made(preset="deepseek_tiny", num_layers=3, load_balancing="auxiliary"))
     assert {name: len(value) for name, value in metrics.items() if name != "token_loss"} == dict.fromkeys(
         ("balance_loss", "dropped_fraction", "expert_load"), 2
     )
@@ -154,6 +154,17 @@ def test_a_bias_is_no_parameter_and_only_chooses():
     router.bias[...] = jnp.zeros(8).at[5].set(9.0)
     load = _called(module)[1]["expert_load"][0].value
     assert int(load[5]) == TOKENS.size
+
+
+def test_dynamic_balancing_moves_the_bias_towards_idle_experts():
+    _, module = _made(preset="deepseek_tiny", bias_rate=0.25)
+    router = nnx.clone(module).layers[1].mlp.router
+    router.bias[...] = jnp.zeros(8)
+    load = jnp.array([0, 1, 2, 2, 2, 2, 3, 4])
+    router.observe(load)
+    router(jnp.ones((3, 32)))
+    np.testing.assert_array_equal(router.bias[...], [0.25, 0.25, 0, 0, 0, 0, -0.25, -0.25])
+    np.testing.assert_array_equal(balanced_bias(jnp.zeros(2), jnp.array([3, 3]), 0.5), [0, 0])
 
 
 # -- attention ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag, Slot
-from piper_jax.ir.rules import communication, experts, limits, state, structure
+from piper_jax.ir.rules import carried, communication, experts, limits, state, structure
 from piper_jax.ir.rules.base import Checked, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -121,6 +121,19 @@ RULES: tuple[Rule, ...] = (
         text="Every owner of trainable state updates it once per step, after all its gradients are reduced.",
         why="Tied parameters would drift apart, or a gradient would be lost.",
         find=state.incomplete_updates,
+    ),
+    Rule(
+        name="carried-in-order",
+        text="State that each microbatch takes over from the one before it is changed by one operation, on one group, "
+        "microbatch by microbatch.",
+        why="It would be another state than that of one device, and nobody would see it.",
+        find=carried.disordered_carries,
+    ),
+    Rule(
+        name="carried-once",
+        text="Whatever a forward pass leaves for the next step is reduced over all copies of that state.",
+        why="Replicas would carry on different states.",
+        find=carried.lost_carries,
     ),
     Rule(
         name="nothing-read-after-free",

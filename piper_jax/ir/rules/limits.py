@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.batches import values_by_row
-from piper_jax.ir.device_groups import axis_size
+from piper_jax.ir.device_groups import REPLICA_AXES, axis_size
 from piper_jax.ir.nodes import Compute
 from piper_jax.ir.rules.base import Checked
-
-REPLICA_AXES = ("data", "expert")
 
 
 def undivided_batches(checked: Checked) -> Iterator[PlanError]:

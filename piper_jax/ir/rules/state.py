@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.device_groups import axes_of, members_of
+from piper_jax.ir.device_groups import REPLICA_AXES, axes_of, members_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Node, Update
 from piper_jax.ir.ownership import Ownership, owners_of, ownerships, shard_axes_of
 from piper_jax.ir.reading import leaves_read
 from piper_jax.ir.rules.base import Checked
 
-REPLICA_AXES = ("data", "expert")
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
