@@ -117,7 +117,8 @@ class Op:
         residuals, and nothing.
       input_reads, weight_reads: what BI reads, and BW; a whole B both. None if unknown: all state is then taken to be
         read by BI, and no value of another operation by either.
-      reads: state buckets read or carried.  batch_inputs: paths of batch leaves read.
+      reads: state buckets read or carried.
+      batch_inputs: paths of batch leaves read, also by the weight of its loss.
       carries: buckets of mutable state whose next value its forward gives.
       has_backward: False where nothing trainable is upstream.
       splittable: BI and BW can be separate.  whole_because: why not.
@@ -164,7 +165,7 @@ class Value:
     """A named array at global shape. ``batch_dim`` is the dim that microbatches and replicas divide, or None.
 
     Names: ``dot_general.57`` (equation of the trace), ``d dot_general.57`` (its cotangent), ``residuals layers.0``,
-    ``gradient BUCKET``, ``parameters BUCKET``, ``state BUCKET``, ``carried BUCKET``.
+    ``gradient BUCKET``, ``parameters BUCKET``, ``state BUCKET``, ``carried BUCKET``, ``batch LEAF``.
     """
 
     name: str

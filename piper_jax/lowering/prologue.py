@@ -49,7 +49,7 @@ def _weight(context: Context, group: str) -> LocalProgram:
     program = context.program
     eqns = program.flat.needed([program.weight] if isinstance(program.weight, int) else [])
     used = {a for i in eqns for a in program.flat.eqns[i].reads()} | {a for a in [program.weight] if isinstance(a, int)}
-    leaves = [i for i in range(program.num_batch) if program.batch_input(i) in used]
+    leaves = program.weight_leaves
     keys = tuple(batch_key(context, group, i) for i in leaves)
     random = (Key("key", group), Key("step", group)) if program.key_input in used else ()
     out = Key("seed", group)

@@ -25,7 +25,7 @@ _SPAN_KIND = {
 }
 _MEMORY_KIND = {
     "state": "parameters", "optimizer": "optimizer", "accumulator": "gradients", "gradient": "gradients",
-    "unreduced": "gradients", "carried": "parameters",
+    "unreduced": "gradients", "carried": "parameters", "batch": "batch", "shared": "batch",
 }  # fmt: skip
 _ACTIVATIONS = ("value", "cotangent", "residual", "crossing", "dispatched", "dispatched_cotangent")
 
@@ -78,7 +78,8 @@ def profile(
             registers.pop(key)
         _sample(context, registers, moved, memory, dispatched[-1] - begin)
         for key in dead:
-            registers.pop(key, None)
+            if kind_of(key) != "batch":  # held by the caller for as long as a step is dispatched
+                registers.pop(key, None)
     for stream in streams.values():
         stream.queue.put(None)
     for thread in threads:
@@ -123,14 +124,14 @@ def _spans(
 
 
 def kind_of(key: Key) -> str | None:
-    """The kind of memory that a register counts as; None for scalars, the batch and what else is not counted."""
+    """The kind of memory that a register counts as; None for metrics, keys and what else is not counted."""
     return "activations" if key.kind in _ACTIVATIONS else _MEMORY_KIND.get(key.kind.removesuffix("_shard"))
 
 
 def num_parts(context: Context, key: Key) -> int:
     """Over how many devices of its group a register is divided."""
     layout = context.layout(key)
-    return context.replicas if layout == "stacked" else context.parts_of(key) if layout == "experts" else 1
+    return context.replicas if layout in ("stacked", "batch") else context.parts_of(key) if layout == "experts" else 1
 
 
 def _sample(

@@ -22,7 +22,7 @@ from piper_jax.simulation.report import MEMORY_KINDS
 from piper_jax.simulation.sizes import Sizes
 from piper_jax.simulation.topology import compute_groups
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TRANSFERS = range(len(MEMORY_KINDS))
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TRANSFERS, BATCH = range(len(MEMORY_KINDS))
 INSIDE = len(MEMORY_KINDS)
 GIVEN = -1
 REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -128,7 +128,7 @@ class Registers:
 
     # -- state ---------------------------------------------------------------------------------------------
     def _resident(self, group: str) -> Iterator[Register]:
-        """Parameters and optimizer state as they are kept between steps."""
+        """Parameters and optimizer state as they are kept between steps; the batch, which is there for all of one."""
         nodes = [node for node in self._dag.nodes.values() if node.group == group]
         read = {bucket for node in nodes if isinstance(node, Compute) for bucket in self._dag.ops[node.id.op].reads}
         updated = {bucket for node in nodes if isinstance(node, Update) for bucket in node.buckets}
@@ -139,6 +139,11 @@ class Registers:
         yield Register(group, GIVEN, self._end, state, OPTIMIZER)
         left = sum(self._sizes.carried_bytes(buckets[name]) for name in read if name in buckets)
         yield Register(group, 0, self._end, left, PARAMETERS)
+        leaves = {
+            path for node in nodes if isinstance(node, Compute) for path in self._dag.ops[node.id.op].batch_inputs
+        }
+        batch = sum(self._sizes.batch_bytes(path, group) for path in leaves)
+        yield Register(group, GIVEN, self._end - 1, batch, BATCH)
 
     def _gathered(self, node: Collective) -> Iterator[Register]:
         """Whole parameters until the last pass that reads them, leaf by leaf; whole state until the last update."""

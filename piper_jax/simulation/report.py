@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from piper_jax.ir.ids import NodeId
 
-MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "transfers")
-"""State, accumulated gradients, optimizer state, values kept on the group, values on their way between groups."""
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "transfers", "batch")
+"""State, accumulated gradients, optimizer state, values kept on the group, values on their way between groups, and what
+the group reads of the batch."""
 
 
 class Span(NamedTuple):
@@ -47,12 +48,13 @@ class MemoryStep(NamedTuple):
     optimizer: int
     activations: int
     transfers: int
+    batch: int = 0
     inside: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All kinds together."""
-        return sum(self[1:6])
+        return sum(self[1:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,13 @@ class Sizes:
             return value.nbytes if value else 0
         return value.nbytes // self._parts(group)
 
+    def batch_bytes(self, path: str, group: str) -> int:
+        """Bytes of a leaf of the batch on one device: its rows of all microbatches; 0 if its size is unknown."""
+        value = self._dag.values.get(f"batch {path}")
+        if value is None:
+            return 0
+        return value.nbytes if value.batch_dim is None else value.nbytes // self.replicas(group)
+
     def weight_residuals(self, op: str, group: str) -> tuple[int, int]:
         """Bytes on one device that BI leaves for BW: of what it reads, and of what it computes."""
         known = self._dag.ops[op]

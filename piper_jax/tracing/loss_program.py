@@ -129,6 +129,13 @@ class LossProgram:
         return frozenset(c.leaf for c in self.carried if c.carry in ("sequential", "equal"))
 
     @property
+    def weight_leaves(self) -> tuple[int, ...]:
+        """The leaves of the batch that give the weight of a WeightedLoss."""
+        wanted = [self.weight] if isinstance(self.weight, int) else []
+        read = {a for i in self.flat.needed(wanted) for a in self.flat.eqns[i].reads()}.union(wanted)
+        return tuple(i for i in range(self.num_batch) if self.batch_input(i) in read)
+
+    @property
     def key_input(self) -> int:
         return self.flat.inputs[-1]
 

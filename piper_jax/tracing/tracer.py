@@ -202,6 +202,7 @@ class _Assembly:
         ops = {}
         paths = [leaf.path for leaf in self.state.leaves]
         read = {leaf for part in self.parts for leaf in (*part.state, *self._changed(part))}
+        weight = self.program.weight_leaves
         for unit, (name, part) in enumerate(zip(names, self.parts, strict=True)):
             alike = signature(self.program, part)
             if alike not in costs:
@@ -210,13 +211,15 @@ class _Assembly:
             changed = set(self._changed(part))
             reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & {*part.state, *changed}]
             unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
+            totals = any(self.program.terms[t][0] == "total" for t in part.terms)
+            weighs = totals and isinstance(self.program.weight, int)
+            leaves = sorted({*part.batch, *(weight if weighs else ())})
             ops[name] = Op(
                 name=name, units=(unit,), PP=place.PP, EP=place.EP, path=name, source=_first_line(own),
                 reads=(*reads, *unread), carries=tuple(b for b in reads if changed & set(bucket_leaves[b])),
-                row_bound=place.bound, batch_inputs=tuple(self.layout.paths[i] for i in part.batch),
+                row_bound=place.bound, batch_inputs=tuple(self.layout.paths[i] for i in leaves),
                 has_backward=part.has_backward and not self.forward_only,
-                needs_weight=isinstance(self.program.weight, int)
-                and any(self.program.terms[t][0] == "total" for t in part.terms),
+                needs_weight=weighs,
                 **named(costs[alike], part, paths, values),
             )  # fmt: skip
         return ops
@@ -272,7 +275,8 @@ class _Assembly:
         value_names: Mapping[int, str],
         ops: Mapping[str, Op],
     ) -> dict[str, Value]:
-        table: dict[str, Value] = {}
+        batch = zip(self.layout.paths, self.layout.specs, strict=True)
+        table = {f"batch {path}": _batch_value(path, spec) for path, spec in batch}
         active = {v for part in self.parts for v in part.diff_exports}
         for value, name in value_names.items():
             aval = self.program.flat.avals[value]
@@ -311,6 +315,11 @@ class _Assembly:
             )
             for name, leaves in bucket_leaves.items()
         }  # fmt: skip
+
+
+def _batch_value(path: str, spec: Any) -> Value:
+    rows = 0 if spec.shape else None
+    return Value(name=f"batch {path}", shape=spec.shape, dtype=str(spec.dtype), batch_dim=rows, nbytes=nbytes(spec))
 
 
 def _node(op: Op, PASS: str) -> NodeId:

@@ -23,6 +23,7 @@ MEMORY_COLORS = {
     "gradients": "#b9526d",
     "activations": "#4a9cc9",
     "transfers": "#cbbde0",
+    "batch": "#8fb08c",
 }
 MEANINGS = {
     "F": "forward",

@@ -7,7 +7,7 @@ from piper_jax.visualization.grid import heading_text
 from piper_jax.visualization.labels import bytes_text, time_text
 
 MAX_ROWS = 24
-PASSING = ("activations", "transfers")
+PASSING = ("activations", "transfers", "batch")
 GROWN = {"parameters": "gathered parameters", "optimizer": "gathered optimizer state"}
 
 

@@ -41,8 +41,9 @@ def peaks(plan: piper.Plan, rows: int) -> dict[str, int]:
         spec = lowering.builder.global_spec(key)
         return math.prod(spec.shape) * spec.dtype.itemsize // num_parts(found, key)
 
-    live, largest = dict.fromkeys(kept), dict.fromkeys(found.meshes, 0)
-    for instruction, dead in zip(instructions, last_uses(instructions, kept), strict=True):
+    batch = [key for i in instructions for key in i.reads if kind_of(key) == "batch"]
+    live, largest = dict.fromkeys((*kept, *batch)), dict.fromkeys(found.meshes, 0)
+    for instruction, dead in zip(instructions, last_uses(instructions, (*kept, *batch)), strict=True):
         live.update(dict.fromkeys(instruction.writes))
         for key in set(instruction.overwrites).intersection(dead):
             live.pop(key)

@@ -141,6 +141,22 @@ def test_carried_state() -> None:
         assert_peaks(peaks(plan, MANY), plan, 0)
 
 
+def test_the_batch_is_counted_where_programs_read_it() -> None:
+    """Leaves of the rows, of all slices, and of the weight of the loss alone: more than all else together."""
+
+    def loss(model: Tower, batch: dict[str, Any]) -> piper.WeightedLoss:
+        error = jnp.mean(model(batch["x"]) ** 2, (1, 2)) * batch["scale"]
+        return piper.WeightedLoss(jnp.sum(error), jnp.sum(batch["wide"]))
+
+    wide = {"x": tokens(ROWS)["x"], "scale": jnp.float32(2), "wide": jnp.ones((ROWS, 500))}
+    found = piper.trace(loss, Tower(layers=2), wide, optimizer=adamw())
+    for data in (1, 2):
+        plan = found.apply(zero(0, "1F1B", data=data, microbatches=4, pipeline=2))
+        first, last = (group.memory.peak.batch for group in piper.simulate(plan).groups)
+        assert (first, last) == (wide["x"].nbytes // data, wide["wide"].nbytes // data + 4)
+        assert_peaks(peaks(plan, ROWS), plan, 0)
+
+
 @pytest.mark.parametrize("config", [SIGMOID, DROPLESS], ids=["capacity", "dropless"])
 def test_experts_and_the_room_for_their_rows(config: dict[str, Any]) -> None:
     found = mixture(config | {"num_layers": 1})
