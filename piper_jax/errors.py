@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ class PiperError(Exception):
         room = MAX_LINES - len(head) - len(tail)
         body = [line for text in self.detail for line in text.splitlines()]
         if len(body) > room:
-            body = [*body[: max(room - 1, 0)], f"... and {len(body) - max(room - 1, 0)} more lines"]
+            body = [*body[: max(room - 1, 0)], f"... and {counted(len(body) - max(room - 1, 0), 'more line')}"]
         return "\n".join([*head[:MAX_LINES], *("    " + line for line in body), *tail])
 
 
@@ -71,6 +72,12 @@ def writing(path: str | Path) -> Iterator[None]:
         folder = Path(path).parent
         fix = "give the path of a file that may be written." if folder.is_dir() else f"make the folder {folder} first."
         raise ConfigError(f"cannot write {path}: {error.strerror or error}.", help=fix) from None
+
+
+def counted(count: int, noun: str) -> str:
+    """``"1 stage"``, ``"2 stages"``, ``"2 microbatches"``, ``"2 leaves"``."""
+    plural = re.sub("leaf$", "leav", noun) + ("es" if noun.endswith(("ch", "leaf")) else "s")
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from piper_jax.cli.boundary import EXIT_FAULT
 from piper_jax.cli.devices import prepare_devices
 from piper_jax.cli.selection import parsed_filter
 from piper_jax.config import Config, DevicesSection, config_text, planned_strategy
-from piper_jax.errors import ConfigError
+from piper_jax.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from piper_jax.planning import Plan
@@ -202,7 +202,8 @@ def _job(config: Config) -> Job:
 def _planned(console: Console, job: Job) -> Plan:
     started = time.perf_counter()
     made = job.plan().check()
-    counts = f"{len(made.groups)} device groups, {job.strategy.num_devices} devices, {len(made.complete().nodes)} nodes"
+    groups, nodes = counted(len(made.groups), "device group"), counted(len(made.complete().nodes), "node")
+    counts = f"{groups}, {counted(job.strategy.num_devices, 'device')}, {nodes}"
     _print(console, f"plan   {job.strategy}: {counts}, made and checked in {time.perf_counter() - started:.1f} s")
     return made
 
@@ -316,7 +317,7 @@ def _comparison_table(comparison: Comparison) -> Table:
         style = "red" if leaf in comparison.exceeding else ""
         table.add_row(leaf.name, f"{leaf.scale:.3e}", f"{leaf.relative:.1e}", style=style)
     if len(leaves) > MAX_LEAVES:
-        table.add_row(f"... and {len(leaves) - MAX_LEAVES} more leaves", "", "smaller")
+        table.add_row(f"... and {counted(len(leaves) - MAX_LEAVES, 'more leaf')}", "", "smaller")
     return table
 
 

@@ -12,7 +12,7 @@ from piper_jax.config.overrides import overridden
 from piper_jax.config.schema import Config
 from piper_jax.config.strategies import planned_strategy
 from piper_jax.config.text import Document, parse_document
-from piper_jax.errors import ConfigError, suggest
+from piper_jax.errors import ConfigError, counted, suggest
 from piper_jax.models.gpt_config import gpt_config
 from piper_jax.models.moe_config import moe_config
 
@@ -86,7 +86,7 @@ def _check_batch(config: Config, document: Document) -> None:
         nearest = max(round(size / slices), 1) * slices
         raise ConfigError(
             f"{document.place(('train', 'batch_size'))}: train.batch_size = {size} does not divide into "
-            f"{strategy.resolved_num_microbatches} microbatches x {replicas} replicas.",
+            f"{counted(strategy.resolved_num_microbatches, 'microbatch')} x {counted(replicas, 'replica')}.",
             help=f"use a multiple of {slices}, such as {nearest}.",
         )
 
@@ -101,7 +101,7 @@ def _check_devices(config: Config, document: Document) -> None:
     if devices.num_virtual is not None and devices.num_virtual < needed:
         raise ConfigError(
             f"{document.place(('devices', 'num_virtual'))}: devices.num_virtual = {devices.num_virtual}, "
-            f"but the strategy needs {needed} devices.",
+            f"but the strategy needs {counted(needed, 'device')}.",
             help=f"set devices.num_virtual={needed}, or lower a degree of the strategy.",
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from piper_jax.device_map.boxes import is_legal_box
+from piper_jax.errors import counted
 from piper_jax.topology import Topology
 from piper_jax.topology.base import by
 
@@ -25,7 +26,7 @@ def slice_fault(topology: Topology, indices: Sequence[int]) -> str:
         return next(filter(None, (slice_fault(topology, part) for part in parts)), "")
     chips = {d.coords for d in devices}
     if len(chips) * topology.num_cores != len(devices):
-        return f"it has parts of chips of {topology.num_cores} devices"
+        return f"it has parts of chips of {counted(topology.num_cores, 'device')}"
     box = _bounding_box(chips)
     if math.prod(box) != len(chips):
         return f"its {len(chips)} chips are no box: they lie in one of {by(box)}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from piper_jax.errors import counted
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Bucket, Count, DataEdge, DeviceGroup, Node, Op, OrderEdge, Value
 
@@ -60,4 +61,5 @@ class Dag:
         return summary_text(self)
 
     def __repr__(self) -> str:
-        return f"Dag({len(self.nodes)} nodes, {len(self.data)} edges, {len(self.groups)} groups)"
+        parts = {"node": self.nodes, "edge": self.data, "group": self.groups}
+        return f"Dag({', '.join(counted(len(items), noun) for noun, items in parts.items())})"

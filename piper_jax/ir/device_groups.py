@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from piper_jax.errors import counted
 from piper_jax.ir.nodes import DeviceGroup
 
 REPLICA_AXES = ("data", "expert")
@@ -33,7 +34,7 @@ def impossible(group: DeviceGroup) -> tuple[str, str] | None:
     if needed != len(group.devices):
         axes = " x ".join(f"{name}={extent}" for name, extent in group.axes)
         return (
-            f"group {group.name} has {len(group.devices)} devices, but its axes {axes} need {needed}.",
+            f"group {group.name} has {counted(len(group.devices), 'device')}, but its axes {axes} need {needed}.",
             "let the product of the axes be the number of devices.",
         )
     return None

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from piper_jax.errors import PlanError
+from piper_jax.errors import PlanError, counted
 from piper_jax.ir.carried import carried
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
@@ -338,15 +338,16 @@ def context(dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *
     if len(set(replicas.values())) > 1:
         raise PlanError(
             "compile: device groups of different size are planned, but not lowered yet.",
-            detail=[f"{g}: {r} replicas" for g, r in replicas.items()],
+            detail=[f"{g}: {counted(r, 'replica')}" for g, r in replicas.items()],
             help="give every stage the same number of devices.",
         )
     slices = dag.num_microbatches * next(iter(replicas.values()))
     if batch_size % slices or not batch_size:
         nearest = [n for n in (batch_size // slices * slices, -(-batch_size // slices) * slices) if n] or [slices]
         raise PlanError(
-            f"compile: a batch of {batch_size} rows cannot be divided into {dag.num_microbatches} microbatches "
-            f"x {slices // dag.num_microbatches} replicas = {slices} slices.",
+            f"compile: a batch of {counted(batch_size, 'row')} cannot be divided into "
+            f"{counted(dag.num_microbatches, 'microbatch')} x "
+            f"{counted(slices // dag.num_microbatches, 'replica')} = {counted(slices, 'slice')}.",
             help=f"use a batch of {' or '.join(map(str, nearest))} rows, or another num_microbatches.",
         )
     _refuse_unlowered(dag)

@@ -46,7 +46,7 @@ def _stage_lines(plan: Plan) -> list[str]:
         f"  PP={op.PP} {op.name}: {op.flops_forward} forward operations, reads {', '.join(op.reads) or 'nothing'}"
         for op in plan.dag.ops.values()
     ]
-    return ["stages", *_shortened(rows)]
+    return ["stages", *_shortened([*rows, *(f"  {line}" for line in plan.source.uncounted)])]
 
 
 def _group_lines(plan: Plan) -> list[str]:

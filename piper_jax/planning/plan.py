@@ -37,6 +37,11 @@ class Source(Protocol):
     @property
     def structure(self) -> Structure: ...
 
+    @property
+    def uncounted(self) -> Sequence[str]:
+        """A line for each annotated region that is no unit."""
+        ...
+
     def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> Sequence[Mapping[str, Any]] | None:
         """The cost fields of operations made of these units with these remat policies, or None if unknown."""
 
@@ -47,6 +52,7 @@ class Unbound:
 
     fingerprint: str = ""
     structure: Structure = field(default_factory=dict)
+    uncounted: tuple[str, ...] = ()
 
     def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> None:
         """Operations keep the costs that they have."""
@@ -255,7 +261,7 @@ class Plan:
 
     def _raise_located(self, error: DirectiveError | FilterError, record: Applied) -> NoReturn:
         """The same error, with the directive, its number and the user's line, and what it contradicts."""
-        detail = error.detail
+        detail = (*error.detail, *(self.source.uncounted if "units" in error.data else ()))
         conflict, node = error.data.get("conflict"), error.data.get("node")
         if isinstance(conflict, str):
             other = earlier(self.history, self.dag, conflict, node if isinstance(node, NodeId) else NodeId(""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from piper_jax.errors import DirectiveError
+from piper_jax.errors import DirectiveError, counted
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.forward import ForwardMap, Rewritten
 from piper_jax.ir.nodes import Compute, Op
@@ -57,10 +57,10 @@ def _stages(dag: Dag, units: Sequence[int], stages: int | Sequence[Sequence[int]
     if isinstance(stages, int):
         if not 1 <= stages <= len(units):
             raise DirectiveError(
-                f"the model has {len(units)} units, too few for {stages} stages."
+                f"the model has {counted(len(units), 'unit')}, too few for {counted(stages, 'stage')}."
                 if stages > 0
-                else f"{stages} stages are too few.",
-                help=f"use 1 to {len(units)} stages, or annotate more regions.",
+                else f"{counted(stages, 'stage')} are too few.",
+                help=f"use 1 to {counted(len(units), 'stage')}, or annotate more regions.",
                 units=len(units),
                 stages=stages,
             )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
-from piper_jax.errors import DirectiveError, suggest
+from piper_jax.errors import DirectiveError, counted, suggest
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import Rewritten
@@ -75,6 +75,6 @@ def _require_whole(dag: Dag, filter: Filter, chosen: Collection[NodeId]) -> None
     for op, count in present.items():
         if 0 < selected[op] < count:
             raise DirectiveError(
-                f"{filter} selects {selected[op]} of the {count} nodes of {op}.",
+                f"{filter} selects {selected[op]} of the {counted(count, 'node')} of {op}.",
                 help="an operation is computed again in all its passes and microbatches: name PP, EP or a path alone.",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from piper_jax.errors import DirectiveError
+from piper_jax.errors import DirectiveError, counted
 from piper_jax.ir.batches import values_by_row
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
@@ -80,7 +80,7 @@ def _require_legal(dag: Dag, num_microbatches: int, coordinate: str) -> None:
         raise DirectiveError("split comes before order.", help="call plan.split(...) before plan.order([...]).")
     if is_split(dag):
         raise DirectiveError(
-            f"the batch is divided into {dag.num_microbatches} microbatches already.",
+            f"the batch is divided into {counted(dag.num_microbatches, 'microbatch')} already.",
             help="call split once.",
             conflict="split",
         )
@@ -89,6 +89,7 @@ def _require_legal(dag: Dag, num_microbatches: int, coordinate: str) -> None:
             legal = [n for n in range(1, rows + 1) if rows % n == 0]
             near = sorted(sorted(legal, key=lambda n: abs(n - num_microbatches))[:3])
             raise DirectiveError(
-                f"{rows} rows of {value.name} {value.shape} are not divisible by {num_microbatches} microbatches.",
+                f"{counted(rows, 'row')} of {value.name} {value.shape} are not divisible by "
+                f"{counted(num_microbatches, 'microbatch')}.",
                 help=f"nearest legal numbers of microbatches: {', '.join(str(n) for n in near)}.",
             )

@@ -11,7 +11,7 @@ import numpy as np
 
 from piper_jax.arguments import checked, shown
 from piper_jax.device_map import DeviceMap
-from piper_jax.errors import PlanError, RuntimeFault, TraceError
+from piper_jax.errors import PlanError, RuntimeFault, TraceError, counted
 from piper_jax.hints import From
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
@@ -62,7 +62,8 @@ class Train:
 
     def __repr__(self) -> str:
         plan, programs = self.plan, self.compiler.num_compiles
-        return f"Train({plan.num_stages} stages, {plan.num_microbatches} microbatches, {programs} programs)"
+        counts = {"stage": plan.num_stages, "microbatch": plan.num_microbatches, "program": programs}
+        return f"Train({', '.join(counted(count, noun) for noun, count in counts.items())})"
 
     # -- state ---------------------------------------------------------------------------------------
     @checked(RuntimeFault, apart=("state",))

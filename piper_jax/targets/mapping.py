@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper_jax.device_map import DeviceMap
-from piper_jax.errors import ConfigError
+from piper_jax.errors import ConfigError, counted
 from piper_jax.planning import Plan
 from piper_jax.simulation import HARDWARE
 from piper_jax.targets.profiles import Target, parse_target
@@ -19,7 +19,7 @@ def map_onto(plan: Plan, target: str | Target) -> DeviceMap:
     found = (parse_target(target) if isinstance(target, str) else target).for_devices(needed)
     if needed > found.num_devices:
         raise ConfigError(
-            f"target {found} has {found.num_devices} devices; the plan needs {needed}.",
+            f"target {found} has {counted(found.num_devices, 'device')}; the plan needs {needed}.",
             help="name a larger target, or lower data_parallel or pipeline_parallel.",
         )
     return DeviceMap.of(plan, found.topology, hardware=HARDWARE.get(found.chip.name))

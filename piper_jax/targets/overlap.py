@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from piper_jax.errors import counted
 from piper_jax.simulation.hardware import Hardware, Level
 from piper_jax.simulation.topology import level_between
 from piper_jax.targets.scheduled_hlo import COLLECTIVES, Instruction, Module
@@ -111,7 +112,7 @@ class CollectiveUse:
         others = len(self.beside) - self.num_products
         cycles = sum(work.cycles for work in self.beside)
         counts = [_counted(self.num_products, "matrix product"), _counted(others, "other")]
-        return (", ".join(filter(None, counts)) or "nothing") + (f", {cycles} cycles" if cycles else "")
+        return (", ".join(filter(None, counts)) or "nothing") + (f", {counted(cycles, 'cycle')}" if cycles else "")
 
 
 def work_of(module: Module) -> tuple[Work, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_jax.device_map import DeviceMap
+from piper_jax.errors import counted
 from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.hardware import HARDWARE, Hardware, Level
 from piper_jax.simulation.topology import level_of
@@ -131,8 +132,9 @@ class TargetReport:
 
     def _heading(self) -> Iterable[str]:
         runs = sum(p.num_runs for p in self.programs)
-        devices = f"{self.num_devices} of {self.target.num_devices} devices"
-        counts = f"{len(self.programs)} programs, {runs} runs and {self.num_transfers} transfers a step"
+        devices = f"{self.num_devices} of {counted(self.target.num_devices, 'device')}"
+        programs, transfers = counted(len(self.programs), "program"), counted(self.num_transfers, "transfer")
+        counts = f"{programs}, {counted(runs, 'run')} and {transfers} a step"
         yield f"target   {self.target}, {devices}: {counts}; lowered and compiled in {self.seconds:.1f} s"
         chosen = " ".join(f"{name}={str(value).lower()}" for name, value in self.options.items())
         yield f"options  {chosen or 'none; the defaults of the compiler'}"

@@ -170,6 +170,10 @@ mlir.register_lowering(_replica_mean_p, lambda ctx, x: [x])
 class WeightedLoss(NamedTuple):
     """A loss that is ``sum(total) / sum(weight) + mean(extra)`` over all slices of the batch, exactly.
 
+    The weight of a slice may be 0. Where that of the whole batch is (nothing but padding), the loss is 0 / 0, which is
+    NaN, and each gradient is NaN or 0, as XLA drops products with a mask or not; so it is on one device. Give
+    ``jnp.maximum(weight, 1e-6)`` for a loss of 0 there, or leave such a batch out.
+
     Attributes:
       total: scalar, for example the sum of token losses.
       weight: scalar that depends on the batch only, for example the number of tokens that are not padding.

@@ -44,6 +44,23 @@ def assign_units(program: LossProgram) -> tuple[int | None, ...]:
     return tuple(units.get(i) for i in range(len(program.flat.eqns)))
 
 
+def uncounted_regions(program: LossProgram) -> tuple[str, ...]:
+    """For each annotated region that is no unit, since all in it roams, a line that names it and says why."""
+    found: dict[RegionKey, list[FlatEqn]] = {}
+    for eqn in program.flat.eqns:
+        if (key := _pipeline_region(eqn)) is not None:
+            found.setdefault(key, []).append(eqn)
+    roaming = [eqns for eqns in found.values() if not any(is_activation(program, eqn) for eqn in eqns)]
+    return tuple(_uncounted(program, eqns) for eqns in roaming)
+
+
+def _uncounted(program: LossProgram, eqns: Sequence[FlatEqn]) -> str:
+    reads = {a for eqn in eqns for a in eqn.reads()}
+    missing = "batch" if any(program.param_dependent[a] for a in reads) else "parameters"
+    line = next(filter(None, (_jax_compat.user_line(eqn.eqn) for eqn in eqns)), eqns[0].path)
+    return f'annotate("PP") around {line} is no unit: nothing in it depends on the {missing}; its readers compute it.'
+
+
 def is_activation(program: LossProgram, eqn: FlatEqn) -> bool:
     """Whether the equation depends on both parameters and data (or has an effect), and so is placed exactly once."""
     reads = list(eqn.reads())

@@ -29,6 +29,7 @@ class Source:
       optimizer: the partitioned update, None for plans that only evaluate.
       bucket_names: bucket names by the index that ``optimizer`` uses.
       structure: the program as text, for saved plans.
+      uncounted: a line for each annotated region that is no unit.
     """
 
     loss_fn: Callable[..., Any]
@@ -42,6 +43,7 @@ class Source:
     bucket_names: tuple[str, ...]
     structure: Structure
     forward_only: bool = False
+    uncounted: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:

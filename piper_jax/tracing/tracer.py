@@ -28,7 +28,7 @@ from piper_jax.tracing.loss_program import (
 from piper_jax.tracing.model_state import ModelState, model_state, nbytes
 from piper_jax.tracing.naming import bucket_leaves, unit_names
 from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
-from piper_jax.tracing.regions import assign_units
+from piper_jax.tracing.regions import assign_units, uncounted_regions
 from piper_jax.tracing.source import Source, matched
 from piper_jax.tracing.structure import structure
 from piper_jax.tracing.unit_costs import named, signature, unit_costs
@@ -159,7 +159,7 @@ class _Assembly:
         source = Source(
             loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
             bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
-            bucket_names=bucket_names, forward_only=self.forward_only,
+            bucket_names=bucket_names, forward_only=self.forward_only, uncounted=uncounted_regions(self.program),
             structure=structure(self.program.flat, self.state, update, self.units.of_eqn, names),
         )  # fmt: skip
         return Plan(dag=dag, history=(), source=source)

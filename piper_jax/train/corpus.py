@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piper_jax.config import DataSection
-from piper_jax.errors import ConfigError, suggest
+from piper_jax.errors import ConfigError, counted, suggest
 
 Bytes = NDArray[np.uint8]
 
@@ -39,7 +39,7 @@ class Corpus:
 
     def __str__(self) -> str:
         sizes = f"{len(self.train) / 1e6:.1f} MB to train on, {len(self.held_out) / 1e6:.1f} MB held out"
-        return f"{self.origin}: {self.num_files} files, {sizes}"
+        return f"{self.origin}: {counted(self.num_files, 'file')}, {sizes}"
 
 
 def load_corpus(section: DataSection, *, min_part_bytes: int = 1) -> Corpus:

@@ -12,7 +12,7 @@ import optax
 
 import piper_jax as piper
 from piper_jax.config import Config, ModelSection, planned_strategy
-from piper_jax.errors import ConfigError, PiperError, RuntimeFault, suggest
+from piper_jax.errors import ConfigError, PiperError, RuntimeFault, counted, suggest
 from piper_jax.models.language_model import LanguageModel
 from piper_jax.train.optimizers import build_optimizer
 
@@ -69,7 +69,7 @@ class Job:
         needed, found = self.strategy.num_devices, jax.devices()
         if len(found) < needed:
             raise RuntimeFault(
-                f"the strategy needs {needed} devices; JAX finds {len(found)} ({found[0].platform}).",
+                f"the strategy needs {counted(needed, 'device')}; JAX finds {len(found)} ({found[0].platform}).",
                 help=f"lower a degree, or set devices.platform=cpu devices.num_virtual={needed} to try it on one CPU.",
             )
         return piper.DeviceMap.of(plan, found)

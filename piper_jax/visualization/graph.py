@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from piper_jax.errors import counted
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
@@ -174,7 +175,7 @@ def _draw_heading(figure: Figure, dag: Dag, layout: Layout, filter: Filter | Non
     figure.text(
         left,
         1 - 0.18 / height,
-        f"{title}: {len(layout.places)} nodes",
+        f"{title}: {counted(len(layout.places), 'node')}",
         fontsize=10,
         fontweight="bold",
         color=INK,

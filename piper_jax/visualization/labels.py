@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.report import GroupReport, Report, Span
 
+SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 TASK = re.compile(r"(\d*[A-Z]+)(\d+)")
 
 
@@ -68,14 +69,15 @@ def row_names(names: Sequence[str]) -> list[str]:
     return [name[1:] if short else name for name in names]
 
 
-def time_text(time: float, unit: str) -> str:
-    """``"18"`` ticks, or ``"12.3 ms"``."""
+def time_text(time: float, unit: str, *, like: float | None = None) -> str:
+    """``"18"`` ticks, or ``"12.3 ms"``; in the unit of ``like``, the longest time on an axis, where that is given."""
     if unit != "s":
         return f"{time:.10g}" if abs(time - round(time)) < 1e-6 else f"{time:.3f}"
-    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if time >= scale:
-            return f"{time / scale:.4g} {name}"
-    return "0 s" if time <= 0 else f"{time / 1e-9:.4g} ns"
+    longest = time if like is None else like
+    if longest <= 0:
+        return "0 s"
+    scale, name = next(((s, n) for s, n in SECONDS if longest >= s), SECONDS[-1])
+    return f"{time / scale:.4g} {name}"
 
 
 def bytes_text(nbytes: float) -> str:

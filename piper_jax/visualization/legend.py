@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
+from piper_jax.errors import counted
 from piper_jax.simulation.report import Report
 from piper_jax.visualization.labels import has_several_stages, label_note, time_text
 from piper_jax.visualization.palette import COLORS, INK, MAX_SHADE, MEMORY_COLORS, MUTED, ORDINALS, meaning, shaded
@@ -17,7 +18,6 @@ TITLE, LINE, BELOW = 0.24, 0.25, 0.12  # inches: middle of the title, a line of 
 LETTER, SWATCH, GAP = 0.061, 0.33, 0.17  # inches of a letter, of a swatch with its gaps, between entries
 LEFT, SPACE = 0.18, 11.7  # inches: where the heading begins, and what a line has room for
 MAX_TITLE = 60
-GREY = "#3f4c59"
 WORDS = "none"  # the colour of an entry that is words alone
 Entries = dict[str, str]
 
@@ -30,8 +30,8 @@ def heading_inches(report: Report, scene: Scene) -> float:
 def draw_heading(figure: Figure, report: Report, scene: Scene, size: tuple[float, float]) -> None:
     """Title and figures of merit, then the legend; ``size`` of the figure in inches."""
     facts = (
-        f"{report.num_stages} stages",
-        f"{report.num_microbatches} microbatches",
+        f"{counted(report.num_stages, 'stage')}",
+        f"{counted(report.num_microbatches, 'microbatch')}",
         report.costs,
         f"makespan {time_text(report.makespan, report.time_unit)}",
         f"bubble {report.bubble:.1%}",
@@ -61,13 +61,11 @@ def color_entries(scene: Scene) -> Entries:
 
 
 def shade_entries(scene: Scene) -> Entries:
-    """What each shade means, in grey; nothing where every group holds one stage."""
-    most = min(max((shade for _, shade in scene.looks()), default=0), MAX_SHADE)
-    if not most:
-        return {}
-    return {ORDINALS[n]: shaded(GREY, n) for n in range(most)} | {
-        f"{ORDINALS[most]} stage of its group": shaded(GREY, most)
-    }
+    """What each paler shade means, of a pass that has it; nothing where every group holds one stage."""
+    palest = max(scene.looks(), key=lambda look: (look[1], look[0] == "F"), default=("F", 0))
+    most = min(palest[1], MAX_SHADE)
+    names = [ORDINALS[n] for n in range(1, most)] + [f"{ORDINALS[most]} stage of its group"]
+    return {name: shaded(COLORS[palest[0]], n) for n, name in enumerate(names, start=1)} if most else {}
 
 
 def note_entries(report: Report, scene: Scene) -> Entries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from html import escape
 
-from piper_jax.errors import ConfigError
+from piper_jax.errors import ConfigError, counted
 from piper_jax.ir.nodes import Compute
 from piper_jax.ir.text import group_text, order_rows
 from piper_jax.planning.display import headline, plan_text
@@ -28,7 +28,7 @@ MAX_COLUMNS = 200
 def report_html(report: Report) -> str:
     """The timeline and the table of a report; the text grid where matplotlib is not installed."""
     header, *rows = report_table(report)
-    more = [[f"... {len(rows) - MAX_ROWS} more groups"]] if len(rows) > MAX_ROWS else []
+    more = [[f"... {counted(len(rows) - MAX_ROWS, 'more group')}"]] if len(rows) > MAX_ROWS else []
     head = "".join(f'<th style="{CELL}">{escape(cell)}</th>' for cell in header)
     body = "".join(
         "<tr>" + "".join(f'<td style="{CELL}">{escape(cell)}</td>' for cell in row) + "</tr>"
@@ -51,11 +51,13 @@ def plan_html(plan: Plan) -> str:
     dag = plan.complete()
     picture = _picture(simulate(plan, title="plan")) if len(dag.nodes) <= MAX_SIMULATED else ""
     rows = list(order_rows(dag).items())
-    more = f'<div style="{FONT}">... {len(rows) - MAX_ROWS} more groups</div>' if len(rows) > MAX_ROWS else ""
+    more = (
+        f'<div style="{FONT}">... {counted(len(rows) - MAX_ROWS, "more group")}</div>' if len(rows) > MAX_ROWS else ""
+    )
     table = "".join(_order_row(name, cells) for name, cells in rows[:MAX_ROWS])
     order = f'<div style="overflow-x:auto"><table>{table}</table></div>{more}'
     text = escape("\n".join([*map(str, plan.history), "", *map(group_text, plan.groups.values())]))
-    counts = f"{len(plan.history)} directives, {len(plan.groups)} groups"
+    counts = f"{counted(len(plan.history), 'directive')}, {counted(len(plan.groups), 'group')}"
     return (
         f'<div style="{FONT};font-weight:600">{escape(headline(plan))}</div>{picture}'
         f"{_folded('order of each group', order) if picture else order}"

@@ -187,7 +187,7 @@ def _draw_time_axis(axes: Axes, report: Report) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#c3cad2")
     ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= report.makespan]
-    axes.set_xticks(ticks, [time_text(tick, report.time_unit) for tick in ticks])
+    axes.set_xticks(ticks, [time_text(tick, report.time_unit, like=report.makespan) for tick in ticks])
 
 
 def _draw_memory(axes: Axes, report: Report, scene: Scene, tops: list[float]) -> None:

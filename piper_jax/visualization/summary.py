@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from piper_jax.errors import counted
 from piper_jax.simulation.report import MEMORY_KINDS, GroupReport, Report
 from piper_jax.visualization.grid import heading_text
 from piper_jax.visualization.labels import bytes_text, time_text
@@ -16,7 +17,11 @@ def summary_text(report: Report) -> str:
     header, *rows = report_table(report)
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
-    shown = lines if len(rows) <= MAX_ROWS else [*lines[: 1 + MAX_ROWS], f"... {len(rows) - MAX_ROWS} more groups"]
+    shown = (
+        lines
+        if len(rows) <= MAX_ROWS
+        else [*lines[: 1 + MAX_ROWS], f"... {counted(len(rows) - MAX_ROWS, 'more group')}"]
+    )
     return "\n".join([heading_text(report), *shown, *rest_lines(report)])
 
 

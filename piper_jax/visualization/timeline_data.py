@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from piper_jax.errors import counted
 from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.report import GroupReport, Report
 from piper_jax.visualization.labels import bytes_text, has_several_stages, label_note, time_text
@@ -131,10 +132,9 @@ def _measured_lanes(report: Report, measured: Report, lanes: list[dict[str, Any]
 
 def _subtitle(report: Report) -> str:
     devices = sum(len(group.devices) for group in report.groups)
-    return (
-        f"{report.num_stages} stages, {report.num_microbatches} microbatches, {len(report.groups)} device groups "
-        f"with {devices} devices in all. Costs: {report.costs}."
-    )
+    counts = {"stage": report.num_stages, "microbatch": report.num_microbatches, "device group": len(report.groups)}
+    listed = ", ".join(counted(count, noun) for noun, count in counts.items())
+    return f"{listed} with {counted(devices, 'device')} in all. Costs: {report.costs}."
 
 
 def _facts(report: Report, measured: Report | None) -> list[tuple[str, str, str]]:

@@ -126,17 +126,24 @@ def test_padding_is_weighted_exactly(weighted: Problem, layout: dict[str, Any]) 
 def test_a_weighted_loss_is_that_of_the_whole_batch() -> None:
     model, batch = Tower(), tokens()
 
-    def whole(m: Any) -> Any:
+    def whole(m: Any, batch: Any) -> Any:
         mask = batch["mask"].astype(jnp.float32)
         return (cross_entropy(m(batch["x"]), batch["y"]) * mask).sum() / mask.sum()
 
-    loss, expected = nnx.value_and_grad(whole)(model)
+    loss, expected = nnx.value_and_grad(whole)(model, batch)
     train = piper.parallelize(
         weighted_loss, model, batch, strategy=strategy(stages=2, data=2, microbatches=6, schedule="GPipe")
     )
     state = train.init(model)
     assert_close(train.gradients(state, batch), expected, TOLERANCES["float32"], "gradient")
     np.testing.assert_allclose(train.evaluate(state, batch)["loss"], loss, rtol=1e-5)
+    one_empty = batch | {"mask": jnp.asarray(batch["mask"]).at[:2].set(False)}  # the first slice
+    np.testing.assert_allclose(train.evaluate(state, one_empty)["loss"], whole(model, one_empty), rtol=1e-5)
+    empty = batch | {"mask": jnp.zeros_like(batch["mask"])}
+    assert np.isnan(whole(model, empty))
+    assert np.isnan(train.evaluate(state, empty)["loss"])
+    for found in (train.gradients(state, empty), nnx.jit(nnx.grad(whole))(model, empty)):
+        assert jax.tree.all(jax.tree.map(lambda leaf: jnp.all(jnp.isnan(leaf) | (leaf == 0)), found))
 
 
 # -- statistics of a microbatch -----------------------------------------------------------------------------

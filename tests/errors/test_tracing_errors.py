@@ -119,6 +119,29 @@ def optimizer_that_is_a_number():
     piper.trace(loss, params(), batch(), optimizer=1e-3)
 
 
+# -- regions ----------
+@expected(
+    piper.DirectiveError,
+    """
+    cut[0] at FILE.py:LINE: the model has 4 units, too few for 6 stages.
+        annotate("PP") around FILE.py:LINE is no unit: nothing in it depends on the parameters; its readers compute it.
+        annotate("PP") around FILE.py:LINE is no unit: nothing in it depends on the batch; its readers compute it.
+    help: use 1 to 4 stages, or annotate more regions.
+""",
+)
+def regions_that_are_no_units():
+    def scaled(kernels: Any, rows: Any) -> Any:
+        with piper.annotate("PP"):
+            x = rows["x"] / 255
+        with piper.annotate("PP"):
+            decay = jnp.sum(kernels[0] ** 2)
+        return apply(kernels, {"x": x}).mean() + decay
+
+    plan = piper.trace(scaled, params(), batch())
+    assert str(plan).count("is no unit") == 2
+    plan.cut(stages=6)
+
+
 # -- the batch ----------
 @expected(
     piper.DirectiveError,

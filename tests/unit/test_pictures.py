@@ -9,13 +9,15 @@ from pipeline_dags import one_f_one_b, pipeline_dag
 from traced_dags import chain
 
 from piper_jax import Strategy, directive
+from piper_jax.errors import counted
 from piper_jax.simulation import Report, simulate
 from piper_jax.visualization import draw
 from piper_jax.visualization.bands import runs
-from piper_jax.visualization.labels import written
+from piper_jax.visualization.labels import time_text, written
 from piper_jax.visualization.legend import color_entries, shade_entries
-from piper_jax.visualization.palette import COLORS, PASS_COLORS, ink_on, meaning, shaded
+from piper_jax.visualization.palette import COLORS, MEMORY_COLORS, PASS_COLORS, ink_on, meaning, shaded
 from piper_jax.visualization.scene import scene_of
+from piper_jax.visualization.timeline_data import timeline_data
 
 # What the three kinds of cones give to readers who lack one (Machado, Oliveira, Fernandes 2009, severity 1).
 MISSING_CONES = {
@@ -85,8 +87,20 @@ def test_the_legend_explains_every_colour_and_shade(overlapped):
     assert {shade for _, shade in looks} == {0, 1}
     assert {color for color, _ in looks} == {"F", "B", "BI", "BW"}
     assert color_entries(scene) == {meaning(color): COLORS[color] for color in ("F", "B", "BI", "BW")}
-    assert list(shade_entries(scene)) == ["1st", "2nd stage of its group"]
+    assert list(shade_entries(scene)) == ["2nd stage of its group"]
+    swatches = [*color_entries(scene).values(), *shade_entries(scene).values(), *MEMORY_COLORS.values()]
+    assert len(set(swatches)) == len(swatches)
     assert shade_entries(scene_of(simulate(pipeline_dag(one_f_one_b, 2, 2)))) == {}
+
+
+def test_an_axis_has_one_unit_and_one_of_a_thing_is_singular():
+    assert [time_text(tick, "s", like=3e-4) for tick in (0.0, 5e-7, 1e-4)] == ["0 us", "0.5 us", "100 us"]
+    assert [time_text(time, "s") for time in (0.0, 5e-7, 1e-4)] == ["0 s", "500 ns", "100 us"]
+    subtitle = timeline_data(simulate(pipeline_dag(one_f_one_b, 1, 1)))["subtitle"]
+    assert subtitle == "1 stage, 1 microbatch, 1 device group with 1 device in all. Costs: F=1 B=2."
+    assert [counted(n, noun) for n in (1, 2) for noun in ("microbatch", "leaf")] == [
+        *("1 microbatch", "1 leaf", "2 microbatches", "2 leaves")
+    ]
 
 
 # -- colours ------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from piper_jax.errors import PlanError
+from piper_jax.errors import PlanError, counted
 from piper_jax.ir.batches import values_by_row
 from piper_jax.ir.device_groups import REPLICA_AXES, axis_size
 from piper_jax.ir.nodes import Compute
@@ -21,8 +21,8 @@ def undivided_batches(checked: Checked) -> Iterator[PlanError]:
             parts = dag.num_microbatches * count
             if rows % parts:
                 yield PlanError(
-                    f"{rows} rows of {value.name} are not divisible by {dag.num_microbatches} microbatches x "
-                    f"{count} replicas of {group}.",
+                    f"{counted(rows, 'row')} of {value.name} are not divisible by "
+                    f"{counted(dag.num_microbatches, 'microbatch')} x {counted(count, 'replica')} of {group}.",
                     help=f"use a batch of {parts * max(1, round(rows / parts))} rows, or other degrees.",
                     value=value.name,
                 )

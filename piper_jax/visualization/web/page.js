@@ -13,11 +13,11 @@ const chosen = { words: [], hidden: new Set() };
 const FONT = "system-ui, sans-serif";
 
 // -- words ------------------------------------------------------------------------------------------
-function timeText(time) {
+function timeText(time, like = time) {
   if (data.unit !== "s") return String(+time.toPrecision(8));
   for (const [scale, name] of [[1, "s"], [1e-3, "ms"], [1e-6, "us"]])
-    if (Math.abs(time) >= scale) return +(time / scale).toPrecision(4) + " " + name;
-  return time ? +(time / 1e-9).toPrecision(4) + " ns" : "0";
+    if (Math.abs(like) >= scale) return +(time / scale).toPrecision(4) + " " + name;
+  return like ? +(time / 1e-9).toPrecision(4) + " ns" : "0 s";
 }
 function bytesText(bytes) {
   for (const [power, name] of [[3, "GiB"], [2, "MiB"], [1, "KiB"]])

@@ -101,7 +101,7 @@ function drawAxis(pen, x) {
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
   const [axis, width] = prepared($("axis"), 18);
   for (let t = Math.ceil(view.from / step) * step; t <= view.to * (1 + 1e-9); t += step) {
-    const tick = +t.toPrecision(12), text = timeText(tick);
+    const tick = +t.toPrecision(12), text = timeText(tick, view.to);
     pen.fillStyle = style("--line");
     pen.fillRect(Math.round(x(tick)), 0, 1, height);
     axis.font = "11.5px " + FONT;
@@ -224,8 +224,9 @@ function boxTip(box) {
 
 // -- legend -----------------------------------------------------------------------------------------
 const shades = Math.min(boxes.shade.reduce((most, shade) => Math.max(most, shade), 0), SHADES - 1);
-for (let shade = 0; shades && shade <= shades; shade++)
-  explain(data.ordinals[shade] + (shade === shades ? " stage of its group" : ""), shaded("#3f4c59", shade));
+const palest = boxes.shade.findIndex((shade) => shade >= shades); // paler than the colour that the legend has for it
+for (let shade = 1; shade <= shades; shade++)
+  explain(data.ordinals[shade] + (shade === shades ? " stage of its group" : ""), fills[boxes.color[palest]][shade]);
 if (boxes.blocked.some(Boolean)) explain("waits for its link or its data", "", "hatch");
 explain(data.note, "transparent").firstElementChild.remove();
 const bandNote = explain("where tasks are too narrow to see, heights are shares of time", "transparent");
