@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 from piper_jax.ir.dag import Dag
+from piper_jax.ir.ids import NodeId
 from piper_jax.planning.completion import complete
 from piper_jax.planning.plan import Plan
 from piper_jax.simulation.assembly import Findings, Heading, assemble
@@ -29,7 +31,11 @@ def measured_report(
     """
     spans = sorted(timeline, key=lambda span: (span.start, span.group))
     origin = spans[0].start if spans else 0.0
-    spans = [span._replace(start=span.start - origin, end=span.end - origin) for span in spans]
+    dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
+    slot_of: dict[NodeId, object] = {node: number for number, slot in enumerate(dag.slots) for node in slot.nodes}
+    spans = [
+        span._replace(start=span.start - origin, end=span.end - origin, joined=_joined(span, slot_of)) for span in spans
+    ]
     busy: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     intervals: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for span in spans:
@@ -43,5 +49,13 @@ def measured_report(
         busy=busy,
         memory=memory or {},
     )
-    dag = complete(plan) if isinstance(plan, Dag) else plan.complete()
     return assemble(dag, found, Heading(title=title, costs="measured", time_unit="s"))
+
+
+def _joined(span: Span, slot_of: Mapping[NodeId, object]) -> tuple[int, ...]:
+    """How many nodes of each slot are in a computing span of several; without slots, of each pass and microbatch."""
+    if span.kind not in ("compute", "update"):
+        return ()
+    slots = [slot_of.get(node, (node.PASS, node.PP, node.MB)) for node in span.nodes]
+    counts = tuple(len(list(run)) for _, run in groupby(slots))
+    return counts if len(counts) > 1 else ()

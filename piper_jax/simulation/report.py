@@ -22,6 +22,8 @@ class Span(NamedTuple):
       start, end: in the report's unit of time.
       blocked: how long it held its stream before ``start``, waiting for its link or its data.
       nbytes: bytes on one device that it moves, or that a forward keeps for its backward.
+      joined: where a program that was measured whole is several slots of the plan, one after another: how many of the
+        nodes each has.
     """
 
     group: str
@@ -32,6 +34,7 @@ class Span(NamedTuple):
     end: float
     blocked: float = 0.0
     nbytes: int = 0
+    joined: tuple[int, ...] = ()
 
 
 class MemoryStep(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from piper_jax.errors import counted
 from piper_jax.ir.dag import Dag
@@ -11,28 +12,21 @@ from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
 from piper_jax.visualization.graph_data import color_of, has_several_stages, node_lines, short_label
 from piper_jax.visualization.graph_layout import Edge, Layout, layout_of
+from piper_jax.visualization.graph_routes import Grid, Point, Route, routes_of
 from piper_jax.visualization.palette import COLORS, IDLE, INK, MUTED, ink_on, meaning
 from piper_jax.visualization.picture import figure_class, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.path import Path as Curve
 
 MAX_NODES = 600
 MANY_COLUMNS = 10  # more columns than that have short labels only
 TRANSFER, VALUE = "#c2572b", "#9aa5b1"
-LETTER = 0.062  # inches of a letter of 7 points
+ROUND = 0.07  # inches: how round corners are
 LEFT, TOP, MARGIN = 0.75, 0.62, 0.3  # inches; a margin above each band has room for bent edges
 Box = tuple[float, float, float, float]
-
-
-class Grid(NamedTuple):
-    """Inches: distance of columns and rows, width and height of nodes."""
-
-    column: float
-    row: float
-    wide: float
-    tall: float
 
 
 def save_graph(dag: Dag, path: Path, filter: Filter | None = None) -> None:
@@ -45,8 +39,8 @@ def graph_figure(dag: Dag, filter: Filter | None = None) -> Figure:
     layout = layout_of(dag, filter, max_nodes=MAX_NODES, instead=", or draw to .html")
     is_wide = layout.num_columns > MANY_COLUMNS
     texts = {node: _lines(dag, node, is_wide) for node in layout.places}
-    letters = max((len(line) for lines in texts.values() for line in lines), default=4)
-    wide = 0.42 if is_wide else max(0.9, LETTER * letters + 0.14)
+    widest = max((_wide(lines) for lines in texts.values()), default=0.0)
+    wide = max(0.42 if is_wide else 0.9, widest + 0.14)
     grid = Grid(wide + (0.22 if is_wide else 0.6), 0.46 if is_wide else 0.72, wide, 0.3 if is_wide else 0.44)
     width = LEFT + grid.column * layout.num_columns + 0.1
     height = TOP + grid.row * layout.num_rows + MARGIN * len(layout.bands) + 0.1
@@ -57,13 +51,13 @@ def graph_figure(dag: Dag, filter: Filter | None = None) -> Figure:
     axes.set_ylim(height, 0)
     _draw_bands(axes, layout, grid)
     places = {node: _place(layout, grid, node) for node in layout.places}
-    curves = [_curve(places, edge, grid) for edge in layout.edges]
-    for edge, curve in zip(layout.edges, curves, strict=True):
-        _draw_edge(axes, edge, curve)
+    routes = routes_of(layout, places, grid)
+    for edge, route in zip(layout.edges, routes, strict=True):
+        _draw_edge(axes, edge, route)
     for node, (x, y) in places.items():
         _draw_node(axes, COLORS[color_of(dag.nodes[node])], texts[node], x, y, grid)
     if not is_wide:
-        _draw_edge_labels(axes, layout, curves, [(x, y, wide, grid.tall) for x, y in places.values()])
+        _draw_edge_labels(axes, layout, routes, [(x, y, wide, grid.tall) for x, y in places.values()])
     _draw_heading(figure, dag, layout, filter, height)
     return figure
 
@@ -72,6 +66,12 @@ def _lines(dag: Dag, node: NodeId, is_wide: bool) -> tuple[str, ...]:
     if is_wide:
         return (short_label(dag.nodes[node], several_stages=has_several_stages(dag)),)
     return tuple(text if len(text) <= 27 else text[:13] + "…" + text[-13:] for text in node_lines(dag.nodes[node]))
+
+
+def _wide(lines: tuple[str, ...]) -> float:
+    """Inches of the widest line of a node; the first of two is bold."""
+    weights = ("bold" if len(lines) == 2 and lines[1] else "normal", "normal")
+    return max(inches(line, 7, weight) for line, weight in zip(lines, weights, strict=False))
 
 
 def _band_top(layout: Layout, grid: Grid, band: str) -> float:
@@ -93,27 +93,38 @@ def _draw_bands(axes: Axes, layout: Layout, grid: Grid) -> None:
         axes.text(0.15, top + tall / 2, band, fontsize=9, fontweight="bold", color=INK, va="center")
 
 
-def _curve(places: dict[NodeId, tuple[float, float]], edge: Edge, grid: Grid) -> list[tuple[float, float]]:
-    """Start, two control points and end; edges along a row bend below the nodes between their ends."""
-    (left, top), (right, bottom) = places[edge.src], places[edge.dst]
-    x, y, u, v = left + grid.wide, top + grid.tall / 2, right, bottom + grid.tall / 2
-    is_far = right - left > 1.5 * grid.column
-    bend = grid.row * (0.62 + 0.1 * (round(left / grid.column) % 4)) if is_far and y == v else 0.0
-    reach = max((u - x) * (0.12 if bend else 0.45), 0.12)
-    return [(x, y), (x + reach, y + bend), (u - reach, v + bend), (u, v)]
-
-
-def _draw_edge(axes: Axes, edge: Edge, curve: list[tuple[float, float]]) -> None:
+def _draw_edge(axes: Axes, edge: Edge, route: Route) -> None:
     from matplotlib.patches import FancyArrowPatch
-    from matplotlib.path import Path as Curve
 
-    path = Curve(curve, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
     arrow = FancyArrowPatch(
-        path=path, arrowstyle="-|>", mutation_scale=7, linewidth=1.0, color=TRANSFER if edge.is_transfer else VALUE,
-        alpha=0.9 if edge.is_transfer else 0.7, linestyle="-" if edge.values else (0, (3, 2)), shrinkA=0, shrinkB=0,
-        zorder=1,
+        path=_rounded(route), arrowstyle="-|>", mutation_scale=7, linewidth=1.0,
+        color=TRANSFER if edge.is_transfer else VALUE, alpha=0.9 if edge.is_transfer else 0.8,
+        linestyle="-" if edge.values else (0, (3, 2)), shrinkA=0, shrinkB=0, zorder=1,
     )  # fmt: skip
     axes.add_patch(arrow)
+
+
+def _rounded(route: Route) -> Curve:
+    """A path with round corners; between neighbouring columns an S."""
+    from matplotlib.path import Path as Curve
+
+    (x, y), (u, v) = route[0], route[-1]
+    if len(route) == 2:
+        middle = (x + u) / 2
+        return Curve([(x, y), (middle, y), (middle, v), (u, v)], [Curve.MOVETO, *[Curve.CURVE4] * 3])
+    points: list[Point] = [(x, y)]
+    codes = [Curve.MOVETO]
+    for before, corner, after in zip(route, route[1:], route[2:], strict=False):
+        points += [_towards(corner, before), corner, _towards(corner, after)]
+        codes += [Curve.LINETO, Curve.CURVE3, Curve.CURVE3]
+    return Curve([*points, (u, v)], [*codes, Curve.LINETO])
+
+
+def _towards(corner: Point, other: Point) -> Point:
+    """Where the bend at ``corner`` meets the line to ``other``."""
+    length = abs(other[0] - corner[0]) + abs(other[1] - corner[1])
+    share = min(ROUND / length, 0.5) if length else 0.0
+    return corner[0] + share * (other[0] - corner[0]), corner[1] + share * (other[1] - corner[1])
 
 
 def _draw_node(axes: Axes, face: str, lines: tuple[str, ...], x: float, y: float, grid: Grid) -> None:
@@ -130,25 +141,33 @@ def _draw_node(axes: Axes, face: str, lines: tuple[str, ...], x: float, y: float
                   ha="center", va="center", zorder=5)  # fmt: skip
 
 
-def _draw_edge_labels(axes: Axes, layout: Layout, curves: list[list[tuple[float, float]]], taken: list[Box]) -> None:
+def _draw_edge_labels(axes: Axes, layout: Layout, routes: list[Route], taken: list[Box]) -> None:
     """Writes what an edge carries where it covers no node and no other label; else the edge stays without."""
-    for edge, curve in zip(layout.edges, curves, strict=True):
+    for edge, route in zip(layout.edges, routes, strict=True):
         text = _edge_label(edge.values)
-        wide, tall = LETTER * 0.86 * len(text) + 0.06, 0.13
-        middles = [_point(curve, share) for share in (0.5, 0.4, 0.6, 0.3, 0.7, 0.22, 0.78)]
+        wide, tall = inches(text, 6) + 0.06, 0.12
+        start, end = route[len(route) // 2 - 1 :][:2]
+        middles = [
+            (start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1]))
+            for share in (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
+        ]
         boxes = ((x - wide / 2, y - tall / 2, wide, tall) for x, y in middles)
         free = next((box for box in boxes if not any(_overlap(box, other) for other in taken)), None)
         if text and free is not None:
             taken.append(free)
             paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
             axes.text(free[0] + wide / 2, free[1] + tall / 2, text, fontsize=6, color=MUTED, ha="center", va="center",
-                      bbox=paper, zorder=4)  # fmt: skip
+                      bbox=paper, zorder=2)  # fmt: skip
 
 
-def _point(curve: list[tuple[float, float]], t: float) -> tuple[float, float]:
-    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
-    x, y = (sum(w * p[axis] for w, p in zip(weights, curve, strict=True)) for axis in (0, 1))
-    return x, y
+@lru_cache(maxsize=4096)
+def inches(text: str, size: float, weight: str = "normal") -> float:
+    """How wide a text is."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    path = TextPath((0, 0), text or " ", prop=FontProperties(weight=weight, size=size))
+    return float(path.get_extents().width) / 72 if text else 0.0
 
 
 def _overlap(one: Box, other: Box) -> bool:

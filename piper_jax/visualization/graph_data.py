@@ -11,6 +11,7 @@ from piper_jax.ir.nodes import Collective, Compute, Node, Recv, Send, Update
 from piper_jax.ir.text import group_text
 from piper_jax.simulation.sizes import Sizes
 from piper_jax.visualization.graph_layout import Edge, Layout, layout_of
+from piper_jax.visualization.graph_routes import TRACKS, tracks_of
 from piper_jax.visualization.labels import flops_text, task_label
 
 MAX_NODES = 10_000
@@ -24,7 +25,7 @@ def graph_data(dag: Dag, filter: Filter | None = None) -> dict[str, Any]:
       FilterError: the filter selects nothing, or more than 10,000 nodes.
     """
     layout = layout_of(dag, filter, max_nodes=MAX_NODES)
-    sizes = Sizes(dag) if dag.groups else None
+    sizes, tracks = Sizes(dag) if dag.groups else None, tracks_of(layout)
     numbers = {node: number for number, node in enumerate(layout.places)}
     several_stages = has_several_stages(dag)
     kinds = list(dict.fromkeys(color_of(dag.nodes[node]) for node in layout.places))
@@ -46,6 +47,8 @@ def graph_data(dag: Dag, filter: Filter | None = None) -> dict[str, Any]:
         "kinds": kinds,
         "nodes": [_node(dag, sizes, layout, node, kinds, several_stages) for node in layout.places],
         "edges": [_edge(dag, sizes, numbers, edge) for edge in layout.edges],
+        "tracks": [tracks.get(edge, -1) for edge in layout.edges],
+        "numTracks": TRACKS,
     }  # fmt: skip
 
 

@@ -55,6 +55,12 @@ def label_note(several_stages: bool) -> str:
     return ("2F0 is forward of microbatch 0 on stage 2" if several_stages else "F0 is forward of microbatch 0") + alone
 
 
+def joined_notes(report: Report) -> list[str]:
+    """What to say of programs that were timed whole, if there are any."""
+    found = any(span.joined for span in report.timeline)
+    return ["a program of several tasks was timed whole: each is drawn with an equal share"] if found else []
+
+
 def group_lines(group: GroupReport) -> tuple[str, ...]:
     """What names a row: ``g0`` over ``stages 0, 7``."""
     if not group.stages:

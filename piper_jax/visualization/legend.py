@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from piper_jax.errors import counted
 from piper_jax.simulation.report import Report
-from piper_jax.visualization.labels import has_several_stages, label_note, time_text
+from piper_jax.visualization.labels import has_several_stages, joined_notes, label_note, time_text
 from piper_jax.visualization.palette import COLORS, INK, MAX_SHADE, MEMORY_COLORS, MUTED, ORDINALS, meaning, shaded
 from piper_jax.visualization.scene import Scene
 
@@ -72,7 +72,7 @@ def note_entries(report: Report, scene: Scene) -> Entries:
     """What is written on boxes, and how bands are read."""
     labels = [label_note(has_several_stages(report))] if scene.labelled() else []
     bands = ["where tasks are too narrow to see, heights are shares of time"] if scene.bands else []
-    return dict.fromkeys(labels + bands, WORDS)
+    return dict.fromkeys(labels + joined_notes(report) + bands, WORDS)
 
 
 def memory_entries(report: Report) -> Entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from piper_jax.ir.ids import NodeId
@@ -114,7 +115,7 @@ def _band(report: Report, run: Sequence[int], lane: int, shades: dict[int, int])
     times: Shades = {}
     timeline = report.timeline
     for number in run:
-        _, _, kind, nodes, start, end, _, _ = timeline[number]
+        _, _, kind, nodes, start, end, *_ = timeline[number]
         looks = _looks(nodes, shades) if kind in COMPUTING else ((kind, 0),)
         for look in looks:
             times[look] = times.get(look, 0.0) + (end - start) / len(looks)
@@ -134,16 +135,25 @@ def _look(PASS: str | None, stage: int | None, shades: dict[int, int]) -> tuple[
 
 
 def _boxes(span: Span, number: int, lane: int, shades: dict[int, int], several_stages: bool) -> list[Box]:
+    """The tasks of an overlap slot on top of each other; joined slots side by side, with equal shares of the time."""
     if span.kind not in COMPUTING:
         label = span_label(span, several_stages=several_stages)
         return [Box(lane, number, span.nodes[0], span.start, span.end, 0, 1, span.kind, 0, label)]
-    tasks: dict[tuple[str | None, int | None, int | None], list[NodeId]] = defaultdict(list)
-    for node in span.nodes:
-        tasks[node.PASS, node.PP, node.MB].append(node)
-    return [
-        Box(
-            lane, number, nodes[0], span.start, span.end, part, len(tasks), *_look(PASS, stage, shades),
-            task_label(nodes, several_stages=several_stages),
-        )
-        for part, ((PASS, stage, _), nodes) in enumerate(tasks.items())
-    ]  # fmt: skip
+    counts = span.joined or (len(span.nodes),)
+    firsts = [0, *accumulate(counts)]
+    share = (span.end - span.start) / len(counts)
+    found: list[Box] = []
+    for place, (first, last) in enumerate(pairwise(firsts)):
+        tasks: dict[tuple[str | None, int | None, int | None], list[NodeId]] = defaultdict(list)
+        for node in span.nodes[first:last]:
+            tasks[node.PASS, node.PP, node.MB].append(node)
+        start = span.start + place * share
+        end = start + share if place + 1 < len(counts) else span.end
+        found += [
+            Box(
+                lane, number, nodes[0], start, end, part, len(tasks), *_look(PASS, stage, shades),
+                task_label(nodes, several_stages=several_stages),
+            )
+            for part, ((PASS, stage, _), nodes) in enumerate(tasks.items())
+        ]  # fmt: skip
+    return found

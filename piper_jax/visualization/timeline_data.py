@@ -7,7 +7,7 @@ from typing import Any
 from piper_jax.errors import counted
 from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.report import GroupReport, Report
-from piper_jax.visualization.labels import bytes_text, has_several_stages, label_note, time_text
+from piper_jax.visualization.labels import bytes_text, has_several_stages, joined_notes, label_note, time_text
 from piper_jax.visualization.palette import MEMORY_COLORS
 from piper_jax.visualization.scene import Box, Scene, scene_of
 
@@ -41,7 +41,7 @@ def timeline_data(report: Report, measured: Report | None = None) -> dict[str, A
         "title": report.title or "step",
         "subtitle": _subtitle(report),
         "facts": _facts(report, measured),
-        "note": label_note(has_several_stages(report)),
+        "note": "; ".join([label_note(has_several_stages(report)), *joined_notes(measured or report)]),
         "unit": (measured or report).time_unit,
         "end": max(report.makespan * stretch, measured.makespan if measured else 0.0) or 1.0,
         "peak": report.peak_bytes,
@@ -82,7 +82,7 @@ class _Tables:
 
     def _row(self, box: Box, report: Report, lane: int, stretch: float, critical: set[Any]) -> tuple[Any, ...]:
         span = report.timeline[box.span]
-        nodes = [node for node in span.nodes if box.num_parts == 1 or _is_part(node, box)]
+        nodes = [node for node in span.nodes if _is_part(node, box) or (box.num_parts == 1 and not span.joined)]
         first = nodes[0]
         if len(nodes) > 1:
             self.more[len(self.columns["lane"])] = [_number(self.ops, node.op) for node in nodes[1:]]

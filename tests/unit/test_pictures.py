@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
+from matplotlib.patches import FancyBboxPatch
 from pipeline_dags import one_f_one_b, pipeline_dag
 from traced_dags import chain
 
 from piper_jax import Strategy, directive
 from piper_jax.errors import counted
-from piper_jax.simulation import Report, simulate
+from piper_jax.simulation import Report, Span, measured_report, simulate
 from piper_jax.visualization import draw
 from piper_jax.visualization.bands import runs
+from piper_jax.visualization.graph import graph_figure
+from piper_jax.visualization.graph_layout import layout_of
+from piper_jax.visualization.graph_routes import Grid, routes_of
 from piper_jax.visualization.labels import time_text, written
 from piper_jax.visualization.legend import color_entries, shade_entries
 from piper_jax.visualization.palette import COLORS, MEMORY_COLORS, PASS_COLORS, ink_on, meaning, shaded
@@ -138,3 +143,45 @@ def test_labels_have_contrast_on_every_colour_and_shade():
             face = shaded(color, shade)
             dark, light = sorted((luminance(face), luminance(ink_on(face))))
             assert (light + 0.05) / (dark + 0.05) > 3.8, (color, shade)
+
+
+# -- programs that were measured whole ------------------------------------------------------------------
+def test_slots_that_one_program_joins_are_beside_each_other_and_overlap_slots_on_each_other():
+    dag = pipeline_dag(one_f_one_b, 1, 2)
+    nodes = tuple(node for slot in dag.slots for node in slot.nodes)
+    assert [f"{node.PASS}{node.MB}" for node in nodes] == ["F0", "B0", "F1", "B1"]
+    measured = measured_report(dag, [Span(dag.slots[0].group, "compute", "compute", nodes, 0.0, 4e-3)])
+    boxes = [(box.label, box.start, box.part, box.num_parts) for box in scene_of(measured).boxes]
+    assert boxes == [("F0", 0.0, 0, 1), ("B0", 1e-3, 0, 1), ("F1", 2e-3, 0, 1), ("B1", 3e-3, 0, 1)]
+    assert "timed whole" in timeline_data(measured)["note"]
+    together = replace(dag, slots=(replace(dag.slots[0], nodes=nodes),))
+    boxes = scene_of(measured_report(together, [measured.timeline[0]])).boxes
+    assert [(box.start, box.part, box.num_parts) for box in boxes] == [(0.0, part, 4) for part in range(4)]
+
+
+# -- graphs ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("strategy", [Strategy(pipeline_parallel=4), Strategy(pipeline_parallel=2, data_parallel=2)])
+def test_edges_of_a_graph_cross_no_node_and_labels_stay_inside(strategy):
+    dag = chain(4, rows=16).apply(strategy).complete()
+    layout, grid = layout_of(dag, max_nodes=100), Grid(1.0, 1.0, 0.6, 0.6)
+    places = {node: (float(column), float(row)) for node, (column, row) in layout.places.items()}
+    routes = routes_of(layout, places, grid)
+    assert max(len(route) for route in routes) == 6
+    for route in routes:
+        for (x, y), (u, v) in pairwise(route) if len(route) > 2 else ():
+            for left, top in places.values():
+                across = min(x, u) < left + grid.wide and max(x, u) > left
+                assert not (across and min(y, v) < top + grid.tall and max(y, v) > top)
+
+
+def test_the_boxes_of_a_graph_have_room_for_their_labels():
+    plan = chain(2, rows=8).apply(Strategy(pipeline_parallel=2, data_parallel=2, num_microbatches=2))
+    figure = graph_figure(plan.complete())
+    figure.canvas.draw()
+    boxes = [patch.get_window_extent() for patch in figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
+    texts = [text.get_window_extent() for text in figure.axes[0].texts if text.get_zorder() == 5]
+    assert len(boxes) == 12
+    assert len(texts) == 24
+    for text in texts:
+        around = [box for box in boxes if box.x0 < text.x0 < box.x1 and box.y0 < text.y0 < box.y1]
+        assert [text.x1 <= box.x1 and text.y1 <= box.y1 for box in around] == [True]

@@ -19,12 +19,13 @@ for (const node of nodes) {
   [node.into, node.out] = [[], []];
 }
 edges.forEach(([src, dst], number) => { nodes[src].out.push(number); nodes[dst].into.push(number); });
-/** Start, two control points and end; edges along a row bend below the nodes between their ends. */
-const curves = edges.map(([src, dst]) => {
+/** The corners of each edge, as in graph_routes.py: over several columns it goes along the space between rows. */
+const routes = edges.map(([src, dst], number) => {
   const [a, b] = [nodes[src], nodes[dst]], [x, y, u, v] = [a.x + WIDE, a.y + TALL / 2, b.x, b.y + TALL / 2];
-  const far = b.column - a.column > 1, bend = y === v && far ? ROW * (0.62 + 0.1 * (a.column % 4)) : 0;
-  const reach = Math.max((u - x) * (bend ? 0.12 : 0.45), 18);
-  return [x, y, x + reach, y + bend, u - reach, v + bend, u, v];
+  if (data.tracks[number] < 0) return [[x, y], [u, v]];
+  const share = (1 + data.tracks[number]) / (data.numTracks + 1), space = share * (ROW - TALL), turn = 0.36 * (COLUMN - WIDE);
+  const along = v < y ? a.y - space : a.y + TALL + space, behind = x + turn * (1.3 - share), before = u - turn * (0.7 + share);
+  return [[x, y], [behind, y], [behind, along], [before, along], [before, v], [u, v]];
 });
 
 // -- looking around ---------------------------------------------------------------------------------
@@ -89,34 +90,30 @@ function draw() {
 }
 const isNear = (number) => view.hovered >= 0 && edges[number].slice(0, 2).includes(view.hovered);
 function drawEdge(pen, number, width, height) {
-  const [src, dst, kind] = edges[number], curve = curves[number];
-  const [left, top] = toScreen(curve[0], Math.min(curve[1], curve[7])), [right, bottom] = toScreen(curve[6], Math.max(curve[1], curve[5], curve[7]));
-  if (right < GUTTER || left > width || bottom < 0 || top > height) return;
-  const points = [0, 2, 4, 6].flatMap((at) => toScreen(curve[at], curve[at + 1])), near = isNear(number);
+  const [src, dst, kind] = edges[number], points = routes[number].map(([x, y]) => toScreen(x, y)), near = isNear(number);
+  const [[left, start], [right, end]] = [points[0], points.at(-1)], heights = points.map(([, y]) => y);
+  if (right < GUTTER || left > width || Math.max(...heights) < 0 || Math.min(...heights) > height) return;
   pen.globalAlpha = near ? 1 : hit[src] && hit[dst] ? (view.hovered >= 0 ? 0.25 : kind === TRANSFER ? 0.85 : 0.6) : 0.06;
   pen.strokeStyle = pen.fillStyle = style(kind === TRANSFER ? "--transfer" : near ? "--ink" : "--value");
   pen.lineWidth = (near ? 2 : 1.1) * Math.min(1, Math.max(0.5, view.scale * 1.4));
   pen.setLineDash(kind === ORDER ? [4, 3] : []);
   pen.beginPath();
-  pen.moveTo(points[0], points[1]);
-  pen.bezierCurveTo(...points.slice(2));
+  pen.moveTo(left, start);
+  if (points.length === 2) pen.bezierCurveTo((left + right) / 2, start, (left + right) / 2, end, right, end);
+  else points.slice(1).forEach(([x, y], at) => pen.arcTo(x, y, ...(points[at + 2] ?? [x, y]), 5 * view.scale));
+  pen.lineTo(right, end);
   pen.stroke();
   pen.setLineDash([]);
   const head = Math.min(7, 9 * view.scale);
-  if (head > 2.5) drawHead(pen, points, head);
+  if (head > 2.5) drawHead(pen, right, end, head);
   pen.globalAlpha = 1;
 }
-function drawHead(pen, points, head) {
-  const angle = Math.atan2(points[7] - points[5], points[6] - points[4]);
-  pen.save();
-  pen.translate(points[6], points[7]);
-  pen.rotate(angle);
+function drawHead(pen, x, y, head) {
   pen.beginPath();
-  pen.moveTo(0, 0);
-  pen.lineTo(-head, head * 0.45);
-  pen.lineTo(-head, -head * 0.45);
+  pen.moveTo(x, y);
+  pen.lineTo(x - head, y + head * 0.45);
+  pen.lineTo(x - head, y - head * 0.45);
   pen.fill();
-  pen.restore();
 }
 function drawNode(pen, node, number, width, height) {
   const [x, y] = toScreen(node.x, node.y), wide = WIDE * view.scale, tall = TALL * view.scale;
@@ -157,9 +154,9 @@ function cut(pen, text, wide) {
   return "";
 }
 function drawEdgeLabel(pen, number) {
-  const [, , kind, values, bytes] = edges[number], c = curves[number];
+  const [, , kind, values, bytes] = edges[number], route = routes[number], middle = route.length / 2;
   if (kind === ORDER || view.scale < 0.5) return;
-  const [x, y] = toScreen((c[0] + 3 * c[2] + 3 * c[4] + c[6]) / 8, (c[1] + 3 * c[3] + 3 * c[5] + c[7]) / 8);
+  const [x, y] = toScreen(...[0, 1].map((axis) => (route[middle - 1][axis] + route[middle][axis]) / 2));
   pen.font = "11px " + FONT;
   const text = cut(pen, values, 220) + (bytes ? "  " + bytesText(bytes) : ""), wide = pen.measureText(text).width + 10;
   [pen.fillStyle, pen.strokeStyle, pen.lineWidth] = [style("--page"), style("--line"), 1];
