@@ -183,6 +183,9 @@ class Leaf:
     sees what the one before it left, and replicas are averaged at the end of a step; ``equal``: the same, but no batch
     changes it, so that replicas agree by themselves; ``sum`` and ``mean``: every slice sees the value of the step's
     start, and the next one is the sum or the mean of what all slices left.
+
+    ``axis_names`` are those of the model's own partitioning metadata, one for each dimension, or none at all;
+    ``tensor_dim`` is the dimension that the tensor axis divides.
     """
 
     path: str
@@ -191,6 +194,8 @@ class Leaf:
     kind: LeafKind
     nbytes: Count
     carry: Carry | None = None
+    axis_names: tuple[str | None, ...] = ()
+    tensor_dim: Count | None = None
 
     @property
     def sum_dtype(self) -> str:

@@ -120,7 +120,7 @@ def ownership(
     num_copies = axis_size(group, axes)
     return Ownership(
         bucket=name, owners=owners, group=group, axes=axes, num_copies=num_copies,
-        num_parts=axis_size(groups[0], sharded - {"tensor"}), replication=replication,
+        num_parts=axis_size(groups[0], sharded), replication=replication,
         elementwise=dag.buckets[name].elementwise,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import PARTITION
+from piper_jax.lowering.group_mesh import P
 from piper_jax.lowering.instruction import Instruction, Role
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
@@ -22,11 +22,15 @@ from piper_jax.lowering.updates import GroupUpdate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
-    """The context of a lowering, with the compiler and the updates of its groups."""
+    """The context of a lowering, with the compiler and the updates of its groups.
+
+    ``chosen`` are the partitions of what a program left to the compiler.
+    """
 
     context: Context
     compiler: Compiler
     updates: Mapping[str, GroupUpdate]
+    chosen: dict[tuple[str, Any], P] = field(default_factory=dict)
 
     def local(self, role: Role, group: str, local: LocalProgram, nodes: tuple[NodeId, ...] = ()) -> Instruction:
         """An instruction that runs ``local`` on ``group``."""
@@ -47,12 +51,30 @@ class Builder:
             out = local.body(env)
             return [_global_view(key, out[key]) for key in local.writes]
 
-        return self.compiler.compile(
+        program = self.compiler.compile(
             body, label=local.label, mesh=mesh.mesh, specs=[self.global_spec(k) for k in local.reads],
-            in_specs=[PARTITION[self.context.layout(k)] for k in local.reads],
-            out_specs=[PARTITION[self.context.layout(k)] for k in local.writes],
+            in_specs=[self._partition(k) for k in local.reads], out_specs=[self._partition(k) for k in local.writes],
             donate=[k for k, key in enumerate(local.reads) if key in taken],
+            free=[k for k, key in enumerate(local.writes) if self._is_free(key)],
         )  # fmt: skip
+        for key, sharding in zip(local.writes, program.executable.output_shardings if self._waits(local) else ()):
+            if self._is_free(key):
+                self.chosen[key.kind, key.item] = sharding.spec
+        return program
+
+    def _partition(self, key: Key) -> P:
+        return self.chosen.get((key.kind, key.item)) or self.context.partition(key)
+
+    def _is_free(self, key: Key) -> bool:
+        """Whether the compiler may choose how the tensor axis divides a register: what F keeps for B, and BI for BW.
+
+        The first program that writes it decides, so it is compiled before those that read it are lowered.
+        """
+        kept = key.kind in ("residual", "crossing") and self.context.tensor > 1
+        return kept and (key.kind, key.item) not in self.chosen
+
+    def _waits(self, local: LocalProgram) -> bool:
+        return any(map(self._is_free, local.writes))
 
     def overwritten(self, reads: Iterable[Key], writes: Collection[Key]) -> tuple[Key, ...]:
         """The inputs of a program whose memory its outputs take over."""

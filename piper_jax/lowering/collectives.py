@@ -67,7 +67,7 @@ class StateCollective:
             case "reduce":
                 specs = [self.context.whole_spec(k) for k in self.writes]
                 wide = [v.astype(jnp.promote_types(v.dtype, s.dtype)) for v, s in zip(values, specs, strict=True)]
-                results = flat_sum(wide, axes)
+                results = flat_sum(wide, axes) if self.context.tensor == 1 else jax.lax.psum(wide, axes)
             case "scatter" | "accumulate":
                 results = scatter_sum(values, axes, count)
             case "gather":

@@ -14,9 +14,9 @@ from piper_jax.ir.nodes import Collective, Send
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.collectives import StateCollective
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import JOINT_AXES, PARTITION, P, joint_mesh
+from piper_jax.lowering.group_mesh import JOINT_AXES, joint_mesh
 from piper_jax.lowering.instruction import Instruction, Role
-from piper_jax.lowering.keys import Key, Layout
+from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.slots import local_spec
 
@@ -95,7 +95,7 @@ def _joint(
     if context.needs_tokens:
         local, specs = local.chained(JOINT), [*specs, local_spec(context, Key("token", JOINT))]
     rows = context.replicas * len(groups)
-    partition: dict[Layout, P] = {**PARTITION, "stacked": joint.stacked.spec}
+    own = [[context.partition(k._replace(group=groups[0])) for k in keys] for keys in (local.reads, local.writes)]
 
     def body(*arrays: Any) -> list[Any]:
         out = local.body({key: a[0] for key, a in zip(local.reads, arrays, strict=True)})
@@ -104,7 +104,8 @@ def _joint(
     program = builder.compiler.compile(
         body, label=local.label, mesh=joint.mesh,
         specs=[jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in specs],
-        in_specs=[joint.stacked.spec] * len(specs), out_specs=[partition[context.layout(k)] for k in local.writes],
+        in_specs=[joint.stacked(p) for p in own[0]],
+        out_specs=[joint.stacked(p) if k.layout == "stacked" else p for k, p in zip(local.writes, own[1], strict=True)],
         donate=donate,
     )  # fmt: skip
 
@@ -113,8 +114,11 @@ def _joint(
     def call(*arrays: jax.Array) -> list[jax.Array]:
         if waits:
             jax.block_until_ready(arrays)
-        results = program(*(joint.join(arrays[k :: len(specs)]) for k in range(len(specs))))
-        split = [joint.split(r, context.layout(k)) for r, k in zip(results, local.writes, strict=True)]
+        results = program(*(joint.join(arrays[k :: len(specs)], p) for k, p in enumerate(own[0])))
+        split = [
+            joint.split(r, [context.sharding(k._replace(group=g)) for g in groups], stacked=k.layout == "stacked")
+            for r, k in zip(results, local.writes, strict=True)
+        ]
         return [array for per_group in zip(*split, strict=True) for array in per_group]
 
     return Instruction(

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from piper_jax.errors import PlanError, counted
 from piper_jax.ir.carried import carried
@@ -16,8 +17,9 @@ from piper_jax.ir.dag import Dag
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Send
 from piper_jax.ir.ownership import Ownership, ownerships
-from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
+from piper_jax.lowering.group_mesh import PARTITION, TENSOR, GroupMesh, P, group_mesh
 from piper_jax.lowering.keys import Key, Layout
+from piper_jax.lowering.shards import shard_length
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.dispatch import Dispatch, dispatch
 from piper_jax.tracing.local_experts import EXPERT_AXIS
@@ -71,7 +73,12 @@ class Context:
     @property
     def needs_tokens(self) -> bool:
         """Whether the programs of a group, each on several devices, are chained by a token."""
-        return self.replicas > 1 and not self.has_streams
+        return self.replicas * self.tensor > 1 and not self.has_streams
+
+    @cached_property
+    def tensor(self) -> int:
+        """Devices along the tensor axis, over which the compiler divides what works on the parameters."""
+        return next(iter(self.meshes.values())).tensor
 
     @property
     def num_slices(self) -> int:
@@ -228,6 +235,61 @@ class Context:
         """How a register is laid out on the mesh of its group."""
         return "experts" if key.layout == "replicated" and self.parts_of(key) > 1 else key.layout
 
+    def partition(self, key: Key) -> P:
+        """How a register lies on the mesh of its group, the tensor axis included."""
+        spec = PARTITION[self.layout(key)]
+        dim = self.tensor_dim(key)
+        return spec if dim is None else P(*spec, *[None] * (dim - len(spec)), TENSOR)
+
+    @cached_property
+    def _shardings(self) -> dict[tuple[str, P], NamedSharding]:
+        return {}
+
+    def sharding(self, key: Key) -> NamedSharding:
+        """The same on its devices."""
+        known = key.group, self.partition(key)
+        if known not in self._shardings:
+            self._shardings[known] = NamedSharding(self.meshes[key.group].mesh, known[1])
+        return self._shardings[known]
+
+    def tensor_dim(self, key: Key) -> int | None:
+        """The dimension of a register that the tensor axis divides; of activations the compiler finds it."""
+        if self.tensor == 1:
+            return None
+        kind, _, form = key.kind.partition("_")
+        if form == "shard":
+            length = shard_length(self.whole_spec(key).shape, self.shards_of(key))
+            return 1 if length % self.tensor == 0 else None
+        leaf = key.item
+        if kind == "optimizer":
+            leaf = self.like_parameter.get(key.item)
+        if kind not in ("state", "gradient", "optimizer", "accumulator", "unreduced", "carried") or leaf is None:
+            return None
+        dim = self.leaf_tensor_dims.get(leaf)
+        return None if dim is None else dim + (key.layout == "stacked")
+
+    @cached_property
+    def leaf_tensor_dims(self) -> dict[int, int]:
+        """The divided dimension of each state leaf that has one."""
+        pairs = (
+            (index, leaf.tensor_dim)
+            for bucket, leaves in self.source.bucket_leaves.items()
+            for index, leaf in zip(leaves, self.dag.buckets[bucket].leaves, strict=True)
+        )
+        return {index: dim for index, dim in pairs if dim is not None}
+
+    @cached_property
+    def like_parameter(self) -> dict[int, int]:
+        """For each optimizer leaf that has the shape of the parameter whose path ends its own, that parameter."""
+        program, state = self.source.optimizer, self.source.state
+        found: dict[int, int] = {}
+        for k, path in enumerate(program.leaf_paths if program is not None else ()):
+            for leaf in state.trainable:
+                known = state.leaves[leaf]
+                if path.endswith(known.path) and program.leaf_specs[k].shape == known.shape:  # type: ignore[union-attr]
+                    found[k] = leaf
+        return found
+
     def register_shape(self, key: Key, local: Sequence[int]) -> tuple[int, ...]:
         """The shape of a register of which each device sees ``local``."""
         match self.layout(key):
@@ -335,10 +397,10 @@ def context(dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *
     used = {str(n.group) for n in dag.nodes.values() if isinstance(n, Compute)}
     meshes = {g: group_mesh(dag.groups[g], devices) for g in dag.groups if g in used}
     replicas = {g: m.replicas for g, m in meshes.items()}
-    if len(set(replicas.values())) > 1:
+    if len({(m.replicas, m.tensor) for m in meshes.values()}) > 1:
         raise PlanError(
             "compile: device groups of different size are planned, but not lowered yet.",
-            detail=[f"{g}: {counted(r, 'replica')}" for g, r in replicas.items()],
+            detail=[f"{g}: {counted(m.replicas, 'replica')} x {m.tensor} tensor" for g, m in meshes.items()],
             help="give every stage the same number of devices.",
         )
     slices = dag.num_microbatches * next(iter(replicas.values()))
@@ -375,6 +437,3 @@ def _refuse_unlowered(dag: Dag) -> None:
                 f"its experts on one device.",
                 help="use expert_parallel=1, or an elementwise optimizer (adamw, lion, sgd) for the experts.",
             )
-    for group in dag.groups.values():
-        if dict(group.axes).get("tensor", 1) > 1:
-            refuse("tensor parallelism", f"group {group.name}")

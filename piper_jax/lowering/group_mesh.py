@@ -17,9 +17,10 @@ from piper_jax.ir.device_groups import REPLICA_AXES
 from piper_jax.ir.nodes import DeviceGroup
 from piper_jax.lowering.keys import Layout
 
-AXES = (*REPLICA_AXES, "tensor")
+TENSOR = "tensor"
+AXES = (*REPLICA_AXES, TENSOR)
 OWNER = "owner"
-JOINT_AXES = (OWNER, *AXES)
+JOINT_AXES = (OWNER, *REPLICA_AXES)
 PARTITION: dict[Layout, P] = {
     "replicated": P(), "stacked": P(REPLICA_AXES), "batch": P(None, REPLICA_AXES), "experts": P("expert"),
 }  # fmt: skip
@@ -41,12 +42,16 @@ class GroupMesh:
     def replicas(self) -> int:
         return math.prod(self.mesh.shape[a] for a in REPLICA_AXES)
 
+    @property
+    def tensor(self) -> int:
+        return self.mesh.shape[TENSOR]
+
 
 def group_mesh(group: DeviceGroup, devices: Sequence[Any]) -> GroupMesh:
     """The mesh of ``group`` over physical ``devices``, indexed by logical id.
 
     Raises:
-      RuntimeFault: too few devices.  PlanError: a tensor axis, or an axis of unknown name.
+      RuntimeFault: too few devices.  PlanError: an axis of unknown name.
     """
     if max(group.devices) >= len(devices):
         raise RuntimeFault(
@@ -73,35 +78,38 @@ class JointMesh:
     members: tuple[GroupMesh, ...]
     mesh: Mesh
 
-    @property
-    def stacked(self) -> NamedSharding:
-        return NamedSharding(self.mesh, P((OWNER, *REPLICA_AXES)))
+    @staticmethod
+    def stacked(own: P) -> P:
+        """The partition of stacked arrays of the members, in order, from that of one of them."""
+        return P(JOINT_AXES, *own[1:])
 
-    @property
-    def replicated(self) -> NamedSharding:
-        return NamedSharding(self.mesh, P())
-
-    def join(self, arrays: Sequence[jax.Array]) -> jax.Array:
+    def join(self, arrays: Sequence[jax.Array], own: P) -> jax.Array:
         """Stacked arrays of the members, in order, as one stacked array of the joint mesh; no data moves."""
-        shards = [s.data for a in arrays for s in sorted(a.addressable_shards, key=lambda s: s.index[0].start or 0)]
+        by_device = {s.device: s.data for a in arrays for s in a.addressable_shards}
+        shards = [by_device[d] for d in self.mesh.devices.flat if d in by_device]
         shape = (sum(a.shape[0] for a in arrays), *arrays[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self.stacked, shards)
+        return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, self.stacked(own)), shards)
 
-    def split(self, array: jax.Array, layout: Layout = "replicated") -> list[jax.Array]:
-        """An array of the joint mesh, replicated or stacked, as one such array for each member; no data moves."""
+    def split(self, array: jax.Array, own: Sequence[NamedSharding], *, stacked: bool) -> list[jax.Array]:
+        """An array of the joint mesh, replicated or stacked, as one for each member; no data moves.
+
+        Args:
+          own: the sharding of each member's array.
+        """
         by_device = {s.device: s.data for s in array.addressable_shards}
-        rows = array.shape[0] // len(self.members) if layout == "stacked" else array.shape[0] if array.ndim else 0
+        rows = array.shape[0] // len(self.members) if stacked else array.shape[0] if array.ndim else 0
         shape = (rows, *array.shape[1:]) if array.ndim else ()
         return [
             jax.make_array_from_single_device_arrays(
-                shape, m.shardings[layout], [by_device[d] for d in m.devices if d in by_device]
+                shape, sharding, [by_device[d] for d in m.devices if d in by_device]
             )
-            for m in self.members
+            for m, sharding in zip(self.members, own, strict=True)
         ]
 
 
 def joint_mesh(members: Sequence[GroupMesh]) -> JointMesh:
     """The joint mesh of ``members``; they must have the same shape."""
     array = np.stack([m.mesh.devices for m in members])
-    mesh = Mesh(array, JOINT_AXES, axis_types=(AxisType.Auto,) * len(JOINT_AXES))
+    axes = (OWNER, *AXES)
+    mesh = Mesh(array, axes, axis_types=(AxisType.Auto,) * len(axes))
     return JointMesh(members=tuple(members), mesh=mesh)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,6 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from piper_jax import _jax_compat
+from piper_jax.lowering.group_mesh import TENSOR
+
+_COLLECTIVE = re.compile(r"= [^=]*?\b(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 
 
 @dataclass(kw_only=True)
@@ -37,6 +42,10 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         return self.executable(*args)
+
+    def collectives(self) -> Counter[str]:
+        """How many collectives of each kind its compiled text holds."""
+        return Counter(found.replace("-", "_") for found in _COLLECTIVE.findall(self.hlo()))
 
     def hlo(self) -> str:
         """The compiled HLO text."""
@@ -74,6 +83,7 @@ class Compiler:
         in_specs: Sequence[P],
         out_specs: Sequence[P],
         donate: Sequence[int] = (),
+        free: Sequence[int] = (),
     ) -> Compiled:
         """Compiles ``body``, a function of local arrays, for the devices of ``mesh``.
 
@@ -81,8 +91,10 @@ class Compiler:
           body: local inputs -> sequence of local outputs; may use the mesh axes by name.
           label: what messages and profiles call it.
           specs: GLOBAL shapes of the inputs.
-          in_specs, out_specs: partitions of inputs and outputs over the mesh.
+          in_specs, out_specs: partitions of inputs and outputs over the mesh. ``body`` sees what lies along the tensor
+            axis whole: XLA divides what works on it, and adds collectives.
           donate: positions of inputs whose buffers the outputs may take over.
+          free: positions of outputs that XLA may divide over the tensor axis as it likes.
         """
         donate, mesh = tuple(donate) if self.donation else (), self.stand_in(mesh)
 
@@ -90,13 +102,14 @@ class Compiler:
             return tuple(body(*args))
 
         mapped = jax.shard_map(
-            piper_program, mesh=mesh, in_specs=tuple(in_specs), out_specs=tuple(out_specs), check_vma=False
-        )
-        shardings = [[NamedSharding(mesh, spec) for spec in found] for found in (in_specs, out_specs)]
+            piper_program, mesh=mesh, in_specs=tuple(map(_manual, in_specs)), out_specs=tuple(map(_manual, out_specs)),
+            axis_names={axis for axis in mesh.axis_names if axis != TENSOR or mesh.shape[axis] == 1}, check_vma=False,
+        )  # fmt: skip
+        outputs = (None if k in free else NamedSharding(mesh, spec) for k, spec in enumerate(out_specs))
         jitted = jax.jit(
             mapped,
-            in_shardings=tuple(shardings[0]),
-            out_shardings=tuple(shardings[1]),
+            in_shardings=tuple(NamedSharding(mesh, spec) for spec in in_specs),
+            out_shardings=tuple(outputs),
             donate_argnums=donate,
             keep_unused=True,
         )
@@ -125,3 +138,8 @@ class Compiler:
 
     def _compile(self, lowered: Any) -> jax.stages.Compiled:
         return lowered.compile(compiler_options=dict(self.options) or None)
+
+
+def _manual(spec: P) -> P:
+    """A partition without the tensor axis."""
+    return P(*(None if part == TENSOR else part for part in spec))

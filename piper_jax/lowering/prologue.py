@@ -28,7 +28,7 @@ def prologue(builder: Builder, metrics: Iterable[Key]) -> Iterable[Instruction]:
         own = tuple(k for k in metrics if k.group == group)
         if own:
             specs = [builder.global_spec(k) for k in own]
-            targets = [context.meshes[group].shardings[context.layout(k)] for k in own]
+            targets = [context.sharding(k) for k in own]
             yield Instruction(
                 role="prologue", label=f"zero metrics {group}", call=partial(_zeros, specs, targets), reads=(),
                 writes=own,

@@ -14,7 +14,7 @@ from piper_jax.planning.registry import PHASES, Registered, find_strategy
 from piper_jax.planning.strategies import Directive, Strategy, StrategyOptions
 
 ZERO = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
-SCHEDULE, EXPERTS = "1F1B", "ExpertParallel"
+SCHEDULE, EXPERTS, TENSOR = "1F1B", "ExpertParallel", "TensorParallel"
 REPLICAS, VIRTUAL = ("data", "expert"), "num_virtual_stages"
 MEMORY_OPTIMIZATIONS = {"activation_checkpointing": "ActivationCheckpointing"}
 
@@ -32,7 +32,7 @@ def compose(plan: Plan, strategy: object) -> Plan:
         raise DirectiveError(
             f"{shown(strategy)} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...)."
         )
-    wanted = _with_experts(plan, strategy, _with_memory(_all_directives(strategy)))
+    wanted = _with_experts(plan, strategy, _with_tensor(strategy, _with_memory(_all_directives(strategy))))
     named = [(item, _found(item)) for item in wanted]
     for item, registered in named:
         _require_known_options(item, registered)
@@ -84,6 +84,12 @@ def _with_experts(plan: Plan, strategy: Strategy, directives: Sequence[Directive
             help="wrap its experts in piper.expert_region, or use data_parallel.",
         )
     return (*directives, _implied(EXPERTS))
+
+
+def _with_tensor(strategy: Strategy, directives: Sequence[Directive]) -> Sequence[Directive]:
+    """The directives, with ``tensor_parallel`` above 1 as the one that it is short for."""
+    named = strategy.tensor_parallel == 1 or any(item.name == TENSOR for item in directives)
+    return directives if named else (*directives, _implied(TENSOR))
 
 
 def _with_memory(directives: Sequence[Directive]) -> Sequence[Directive]:

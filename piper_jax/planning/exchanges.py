@@ -125,7 +125,7 @@ def _exchange(dag: Dag, node: Node, name: NodeId, around: _Around) -> Collective
 
 def _is_exchanged(dag: Dag, node: Compute) -> bool:
     op = dag.ops[node.id.op]
-    if op.shard_axis in (None, "tensor") or node.id.PASS == "BW" or node.group is None:
+    if op.shard_axis is None or node.id.PASS == "BW" or node.group is None:
         return False
     return axis_size(dag.groups[node.group], (op.shard_axis or "",)) > 1
 

@@ -23,6 +23,7 @@ from piper_jax.planning.completion import complete
 from piper_jax.planning.history import Applied, at_line, earlier, user_line
 from piper_jax.planning.structure import Structure, differences
 from piper_jax.primitives import PRIMITIVES
+from piper_jax.primitives.tensor import pairs
 
 FILTERS = ("filter", "slots")  # arguments that say themselves what they are
 SPLIT_FIELDS = ("splittable", "whole_because")
@@ -88,9 +89,12 @@ class Plan:
         """Runs nodes on a group of devices; see :func:`piper_jax.primitives.place`."""
         return self._rewritten("place", filter=filter, group=group, stream=stream)
 
-    def shard(self, filter: Filter, *, axis: str = "expert", stream: str = "compute") -> Plan:
-        """Divides experts over a mesh axis; see :func:`piper_jax.primitives.shard`."""
-        return self._rewritten("shard", filter=filter, axis=axis, stream=stream)
+    def shard(
+        self, filter: Filter, *, axis: str = "expert", stream: str = "compute", rules: Any = None, dims: Any = None
+    ) -> Plan:
+        """Divides experts or parameters over a mesh axis; see :func:`piper_jax.primitives.shard`."""
+        given = {name: pairs(value, name) for name, value in (("rules", rules), ("dims", dims)) if value is not None}
+        return self._rewritten("shard", filter=filter, axis=axis, stream=stream, **given)
 
     def replicate(self, filter: Filter, *, axes: str | Sequence[str] = ("data",), **options: Any) -> Plan:
         """Data parallelism and ZeRO; see :func:`piper_jax.primitives.replicate`."""

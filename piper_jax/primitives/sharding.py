@@ -1,8 +1,9 @@
-"""``shard``: experts are divided over a mesh axis."""
+"""``shard``: experts, or parameters by their own metadata, are divided over a mesh axis."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from piper_jax.errors import DirectiveError, suggest
 from piper_jax.hints import Name
@@ -10,16 +11,19 @@ from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.forward import Rewritten
 from piper_jax.ir.selection import keep_index, select
+from piper_jax.primitives.tensor import TENSOR, over_tensor_axis
 
-SHARD_AXES = ("expert", "tensor")
+SHARD_AXES = ("expert", TENSOR)
 
 
-def shard(dag: Dag, filter: Filter, *, axis: str = "expert", stream: Name = "compute") -> Rewritten:
+def shard(
+    dag: Dag, filter: Filter, *, axis: str = "expert", stream: Name = "compute", rules: Any = None, dims: Any = None
+) -> Rewritten:
     """Divides the selected operations and their parameters over a mesh axis.
 
     Over ``expert``, each device holds some of the experts of an expert region, and an explicit all_to_all moves the
-    dispatched tensors in and out, forward and backward (GShard, arXiv 2006.16668). Over ``tensor``, the compiler
-    partitions by the model's own metadata and no node is added. ::
+    dispatched tensors in and out, forward and backward (GShard, arXiv 2006.16668). Over ``tensor``, parameters are
+    divided by the model's own metadata; the compiler partitions what works on them, and no node is added. ::
 
         F[PP=0] gate --> F[PP=0,EP=0] experts --> F[PP=0] combine
         -->  shard(where(EP=0), axis="expert")
@@ -29,17 +33,24 @@ def shard(dag: Dag, filter: Filter, *, axis: str = "expert", stream: Name = "com
       dag: the plan's DAG.
       filter: nodes whose operations are meant; for ``expert`` they lie in expert regions (they have an EP).
       axis: ``"expert"`` or ``"tensor"``.
-      stream: the stream of the collectives.
+      stream: of the collectives around experts.
+      rules: for ``tensor``: names of dimensions -> ``"tensor"``, a mapping or pairs; by default the usual names.
+      dims: for ``tensor``: patterns of paths -> the dimension, for parameters without names.
 
     Raises:
       DirectiveError: an unknown axis, an operation outside of expert regions, or one sharded in another way already.
     """
     if axis not in SHARD_AXES:
         raise DirectiveError(f"there is no axis {axis!r} to shard over.", help=suggest(axis, SHARD_AXES))
+    if axis == TENSOR:
+        chosen = dict.fromkeys(node.op for node in select(dag, filter) if node.op in dag.ops)
+        return over_tensor_axis(dag, chosen, rules, dims)
+    if rules is not None or dims is not None:
+        raise DirectiveError("rules and dims mean nothing for experts.", help='give them with axis="tensor".')
     ops = dict(dag.ops)
     for node in select(dag, filter):
         op = dag.ops.get(node.op)
-        if op is None or (axis == "expert" and op.EP is None):
+        if op is None or op.EP is None:
             raise DirectiveError(
                 f"{node} is not in an expert region.",
                 help="select expert regions, such as where(EP=...), or wrap the experts in piper.expert_region.",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from glob import escape
+
 from piper_jax.ir.filters import where
 from piper_jax.ir.nodes import Compute
 from piper_jax.planning import Plan
 
 
 def follow(plan: Plan, other: Plan) -> Plan:
-    """``other`` with the stages, microbatches, groups and divided experts of ``plan``.
+    """``other`` with the stages, microbatches, groups, divided experts and parameters of ``plan``.
 
     Args:
       plan: a finished plan.
@@ -31,4 +33,7 @@ def follow(plan: Plan, other: Plan) -> Plan:
     for op in plan.dag.ops.values():
         if op.shard_axis is not None and any(found.EP == op.EP for found in other.dag.ops.values()):
             other = other.shard(where(EP=op.EP), axis=op.shard_axis, stream=op.shard_stream)
+    divided = [leaf for bucket in plan.dag.buckets.values() for leaf in bucket.leaves if leaf.tensor_dim is not None]
+    if divided:
+        other = other.shard(where(), axis="tensor", dims={escape(leaf.path): leaf.tensor_dim for leaf in divided})
     return other

@@ -130,8 +130,9 @@ def kind_of(key: Key) -> str | None:
 
 def num_parts(context: Context, key: Key) -> int:
     """Over how many devices of its group a register is divided."""
-    layout = context.layout(key)
-    return context.replicas if layout in ("stacked", "batch") else context.parts_of(key) if layout == "experts" else 1
+    layout, tensor = context.layout(key), 1 if context.tensor_dim(key) is None else context.tensor
+    divided = {"stacked": context.replicas, "batch": context.replicas, "experts": context.parts_of(key)}
+    return tensor * divided.get(layout, 1)
 
 
 def _sample(

@@ -101,7 +101,7 @@ def _zeros(found: Context, keys: Iterable[Key]) -> dict[Key, Any]:
     made: dict[Key, Any] = {}
     for key in keys:
         local = local_spec(found, key)
-        shape, sharding = (found.replicas, *local.shape), found.meshes[key.group].shardings["stacked"]
+        shape, sharding = (found.replicas, *local.shape), found.sharding(key)
         made[key] = _zeros_program(shape, local.dtype, sharding)()
     return made
 
@@ -116,4 +116,4 @@ def _array(value: Any) -> Any:
 
 
 def _targets(context: Context, keys: Sequence[Key]) -> list[Any]:
-    return [context.meshes[k.group].shardings[context.layout(k)] for k in keys]
+    return [context.sharding(k) for k in keys]

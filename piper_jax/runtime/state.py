@@ -50,7 +50,7 @@ class StateLayout:
         key, clock = jax.random.key(seed), np.zeros((), np.int32)
         single = {"key": key, "step": clock}
         arrays = [single[k.kind] if k.kind in single else self._part(k, by_kind) for k in self.keys]
-        targets = [self.context.meshes[k.group].shardings[self.context.layout(k)] for k in self.keys]
+        targets = [self.context.sharding(k) for k in self.keys]
         return TrainState(tuple(jax.device_put(a, t, may_alias=False) for a, t in zip(arrays, targets, strict=True)))
 
     def _part(self, key: Key, by_kind: Mapping[str, Sequence[Any]]) -> Any:

@@ -214,6 +214,15 @@ class Train:
         size = batch_size or self._source.batch.size
         return self._compiled("step", size).executor.instructions
 
+    def collectives(self, batch_size: int | None = None) -> dict[str, dict[str, int]]:
+        """The collectives in the compiled programs of a step, by label and kind; those of the tensor axis included.
+
+        Each distinct program counts once. The plan's own are ``train.plan.complete().nodes``.
+        """
+        found = {i.program.digest: i for i in self.instructions(batch_size) if i.program is not None}
+        counted = {i.label: dict(i.program.collectives()) for i in found.values() if i.program is not None}
+        return {label: counts for label, counts in counted.items() if counts}
+
     # -- internals -------------------------------------------------------------------------------------
     @property
     def _source(self) -> Source:
@@ -293,7 +302,7 @@ class Train:
         given = dict(registers)
         for key in ready.executor.inputs:
             if key not in given and (key.kind, key.item) in anywhere:
-                target = ready.context.meshes[key.group].shardings[ready.context.layout(key)]
+                target = ready.context.sharding(key)
                 given[key] = layout.whole(registers, anywhere[key.kind, key.item], target)
         return given
 

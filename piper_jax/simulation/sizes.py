@@ -94,12 +94,11 @@ class Sizes:
 
     def bucket_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the trainable leaves of ``bucket`` on one device, before any ZeRO sharding."""
-        trainable = sum(leaf.nbytes for leaf in bucket.leaves if leaf.kind == "trainable")
-        return trainable // self._expert_shards(bucket, group)
+        return sum(self.leaf_bytes(bucket, leaf, group) for leaf in bucket.leaves if leaf.kind == "trainable")
 
     def leaf_bytes(self, bucket: Bucket, leaf: Leaf, group: str) -> int:
         """Bytes of one whole leaf of ``bucket`` on one device."""
-        return leaf.nbytes // self._expert_shards(bucket, group)
+        return leaf.nbytes // self._expert_shards(bucket, group) // self._tensor_parts(leaf, group)
 
     def carried_bytes(self, bucket: Bucket) -> int:
         """Bytes on one device of what its slices leave of carried state, beside the state itself.
@@ -108,10 +107,8 @@ class Sizes:
         """
         if carry_of(bucket) not in ("sum", "mean"):
             return 0
-        return sum(
-            max(leaf.nbytes, 4 * math.prod(leaf.shape)) if leaf.sum_dtype != leaf.dtype else leaf.nbytes
-            for leaf in bucket.leaves
-        )
+        widened = (leaf.sum_dtype != leaf.dtype and math.prod(leaf.shape) * 4 for leaf in bucket.leaves)
+        return sum(wide or leaf.nbytes for wide, leaf in zip(widened, bucket.leaves, strict=True))
 
     def accumulator_bytes(self, bucket: Bucket, group: str) -> tuple[int, int]:
         """Bytes of the accumulated gradients of ``bucket`` on one device, whole and as a shard: 32 bits at least."""
@@ -121,8 +118,8 @@ class Sizes:
             size = math.prod(leaf.shape)
             if leaf.kind == "trainable" and size:
                 each = max(leaf.nbytes // size, 4)
-                whole += size // experts * each
-                shard += -(-size // (experts * shards)) * each
+                whole += size // experts // self._tensor_parts(leaf, group) * each
+                shard += self._shard_length(leaf, experts * shards, group) * each
         return whole, shard
 
     def parameter_bytes(self, bucket: Bucket, group: str) -> int:
@@ -142,7 +139,8 @@ class Sizes:
 
     def whole_optimizer_bytes(self, bucket: Bucket, group: str) -> int:
         """Bytes of the optimizer state of ``bucket`` on one device where no ZeRO shards it."""
-        return bucket.optimizer_bytes // self._expert_shards(bucket, group)
+        trained = sum(leaf.nbytes for leaf in bucket.leaves if leaf.kind == "trainable")
+        return bucket.optimizer_bytes * self.bucket_bytes(bucket, group) // trained if trained else 0
 
     def zero_shards(self, bucket: Bucket) -> int:
         """Over how many devices ZeRO divides what it shards of ``bucket``: all that hold copies; 1 without ZeRO."""
@@ -152,8 +150,20 @@ class Sizes:
     def _shard_bytes(self, bucket: Bucket, group: str, shards: int) -> int:
         """Bytes of the trainable leaves on one device when each is flattened, padded and divided."""
         experts = self._expert_shards(bucket, group)
-        sizes = ((math.prod(leaf.shape), leaf.nbytes) for leaf in bucket.leaves if leaf.kind == "trainable")
-        return sum(nbytes // size * -(-size // (experts * shards)) for size, nbytes in sizes if size)
+        if shards == 1:
+            return self.bucket_bytes(bucket, group)
+        trained = (leaf for leaf in bucket.leaves if leaf.kind == "trainable" and math.prod(leaf.shape))
+        return sum(
+            leaf.nbytes // math.prod(leaf.shape) * self._shard_length(leaf, experts * shards, group) for leaf in trained
+        )
+
+    def _tensor_parts(self, leaf: Leaf, group: str) -> int:
+        return 1 if leaf.tensor_dim is None else self.axis_size(group, ("tensor",))
+
+    def _shard_length(self, leaf: Leaf, count: int, group: str) -> int:
+        """Elements of a padded shard on one device: the tensor axis divides it too, where it can."""
+        length, tensor = -(-math.prod(leaf.shape) // count), self.axis_size(group, ("tensor",))
+        return length // tensor if length % tensor == 0 else length
 
     def _expert_shards(self, bucket: Bucket, group: str) -> int:
         return self.axis_size(group, tuple(self._shard_axes.get(bucket.name, ())))

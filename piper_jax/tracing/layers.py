@@ -151,4 +151,6 @@ def _pieces(leaf: Leaf, division: Division | None, names: Sequence[str]) -> list
     if division is None:
         return [leaf]
     shape = division.piece_shape(leaf.shape)
-    return [replace(leaf, path=name, shape=shape, nbytes=leaf.nbytes // division.count) for name in names]
+    known = division.piece_shape(leaf.axis_names) if leaf.axis_names else ()
+    nbytes = leaf.nbytes // division.count
+    return [replace(leaf, path=name, shape=shape, nbytes=nbytes, axis_names=known) for name in names]

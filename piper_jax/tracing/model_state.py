@@ -14,6 +14,7 @@ from flax import nnx
 
 from piper_jax.errors import TraceError
 from piper_jax.ir.nodes import Carry, Leaf, LeafKind
+from piper_jax.tracing.axis_names import axis_names, is_boxed
 from piper_jax.tracing.pieces import Division
 
 
@@ -146,9 +147,18 @@ def nbytes(aval: Any) -> int:
     return int(np.prod(aval.shape, dtype=np.int64)) * itemsize
 
 
-def _leaf(path: Sequence[Any], value: Any, kind: LeafKind) -> Leaf:
-    aval = spec(value)
-    return Leaf(path=path_text(path), shape=tuple(aval.shape), dtype=str(aval.dtype), kind=kind, nbytes=nbytes(aval))
+def _leaf(path: Sequence[Any], value: Any, kind: LeafKind, metadata: Any = None) -> Leaf:
+    aval, name = spec(value), path_text(path)
+    names = axis_names(metadata)
+    if names and len(names) != len(aval.shape):
+        raise TraceError(
+            f"trace: {name} has {len(aval.shape)} dimensions {list(aval.shape)}, its partitioning names {len(names)}: "
+            f"{names}.",
+            help="give one name (or None) for each dimension where the parameter is made.",
+        )
+    return Leaf(
+        path=name, shape=tuple(aval.shape), dtype=str(aval.dtype), kind=kind, nbytes=nbytes(aval), axis_names=names
+    )
 
 
 def _is_float(value: Any) -> bool:
@@ -157,10 +167,11 @@ def _is_float(value: Any) -> bool:
 
 def _tree_state(params: Any) -> ModelState:
     with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
+    boxes = [box for box in jax.tree.leaves(params, is_leaf=is_boxed) for _ in jax.tree.leaves(box)]
     static = [None if is_array(v) else v for _, v in with_path]
     arrays = [i for i, (_, v) in enumerate(with_path) if is_array(v)]
     leaves = tuple(
-        _leaf(with_path[i][0], with_path[i][1], "trainable" if _is_float(with_path[i][1]) else "constant")
+        _leaf(with_path[i][0], with_path[i][1], "trainable" if _is_float(with_path[i][1]) else "constant", boxes[i])
         for i in arrays
     )
 
@@ -196,10 +207,13 @@ def _nnx_state(model: nnx.Module, wrt: Any) -> ModelState:
     kinds: list[LeafKind] = [
         "trainable" if i < num_trained and _is_float(v) else "constant" for i, (_, v) in enumerate(with_path)
     ]
-    leaves = tuple(_leaf(path, value, kind) for (path, value), kind in zip(with_path, kinds, strict=True))
-    variables = jax.tree.leaves(rest, is_leaf=lambda v: isinstance(v, nnx.Variable))
     offset = num_trained
-    owner = [v for v in variables for _ in jax.tree.leaves(v)]
+    both = [_variable_of_each_leaf(part) for part in (trained, rest)]
+    owner = both[1]
+    leaves = tuple(
+        _leaf(path, value, kind, variable)
+        for (path, value), kind, variable in zip(with_path, kinds, both[0] + owner, strict=True)
+    )
     keys = tuple(offset + i for i, v in enumerate(owner) if isinstance(v, nnx.RngKey))
     counts = tuple(offset + i for i, v in enumerate(owner) if isinstance(v, nnx.RngCount))
     carries = {offset + i: v.get_metadata()["carry"] for i, v in enumerate(owner) if "carry" in v.get_metadata()}
@@ -229,6 +243,11 @@ def _nnx_state(model: nnx.Module, wrt: Any) -> ModelState:
         leaves=leaves, rng_keys=keys, rng_counts=counts, build=build, mutated=mutated, values=values,
         skeleton=skeleton, carries=carries,
     )  # fmt: skip
+
+
+def _variable_of_each_leaf(state: Any) -> list[nnx.Variable]:
+    variables = jax.tree.leaves(state, is_leaf=lambda v: isinstance(v, nnx.Variable))
+    return [v for v in variables for _ in jax.tree.leaves(v)]
 
 
 def _other_model(leaves: Sequence[Leaf], other: Any) -> TraceError:

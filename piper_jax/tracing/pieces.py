@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from piper_jax.tracing.elementwise import ELEMENTWISE, REDUCTIONS
 from piper_jax.tracing.flat import Flat
+
+Dimension = TypeVar("Dimension")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class Division:
     dim: int
     count: int
 
-    def piece_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of each piece of an array of ``shape``."""
+    def piece_shape(self, shape: Sequence[Dimension]) -> tuple[Dimension, ...]:
+        """The shape of each piece of an array of ``shape``; or what else there is of each dimension."""
         return _without(shape, self.dim)
 
     def split(self, value: Any) -> list[Any]:
@@ -156,7 +158,7 @@ def reduced(eqn: Any, dim: int) -> Mapping[str, Any] | None:
     return {"axes": _shifted(axes, dim)} if eqn.primitive.name in REDUCTIONS and dim in axes else None
 
 
-def _without(values: Sequence[int], place: int) -> tuple[int, ...]:
+def _without(values: Sequence[Dimension], place: int) -> tuple[Dimension, ...]:
     return (*values[:place], *values[place + 1 :])
 
 

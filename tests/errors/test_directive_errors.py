@@ -324,6 +324,42 @@ def remat_of_one_microbatch():
     chain(1).split(where(), num_microbatches=2).remat(where(MB=0))
 
 
+# -- the tensor axis ----------
+@expected(
+    piper.DirectiveError,
+    """
+    shard[0] at FILE.py:LINE: no parameter has a dimension for the tensor axis.
+        names of dimensions: none
+        rules: mlp
+    help: name them (with_partitioning), or give rules={"mlp": "tensor"} or dims={"*.up.kernel": 1}.
+""",
+)
+def names_that_no_parameter_has():
+    chain(2).shard(where(), axis="tensor", rules={"mlp": "tensor"})
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    shard[0] at FILE.py:LINE: dims: no parameter's path matches '*.kernle'.
+    help: did you mean 'layers.1.kernel'?
+""",
+)
+def a_path_of_the_tensor_axis_that_is_none():
+    chain(2).shard(where(), axis="tensor", dims={"*.kernle": 1})
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    shard: rules='mlp' is no mapping.
+    help: such as {"mlp": "tensor"}, or pairs.
+""",
+)
+def rules_that_are_no_mapping():
+    chain(2).shard(where(), axis="tensor", rules="mlp")
+
+
 @pytest.mark.parametrize("name", expected.cases)
 def test_message(name):
     expected.check(name)

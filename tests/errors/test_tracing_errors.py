@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from expected import Expected
+from flax import linen as nn
 from flax import nnx
 from small_model import DIM, ROWS, apply, batch, loss, parallelized, params
 
@@ -94,6 +95,19 @@ def carried_path_that_is_none():
         return loss(params, batch), {"state": piper.Carried({"weigth": jnp.zeros(())})}
 
     piper.trace(carrying, params(), batch())
+
+
+# -- partitioning metadata ----------
+@expected(
+    piper.TraceError,
+    """
+    trace: w has 2 dimensions [4, 4], its partitioning names 3: ('embed', 'mlp', 'heads').
+    help: give one name (or None) for each dimension where the parameter is made.
+""",
+)
+def names_of_another_rank():
+    boxed = nn.Partitioned(jnp.ones((DIM, DIM)), names=("embed", "mlp", "heads"))
+    piper.trace(lambda p, b: (b["x"] @ p["w"].value).mean(), {"w": boxed}, {"x": np.ones((ROWS, DIM), np.float32)})
 
 
 # -- arguments ----------

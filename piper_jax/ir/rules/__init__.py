@@ -111,6 +111,13 @@ RULES: tuple[Rule, ...] = (
         find=experts.undivided_experts,
     ),
     Rule(
+        name="tensor-divides",
+        text="A dimension that the tensor axis divides has an equal part for each of its devices, and is not that of "
+        "divided experts.",
+        why="XLA would pad it, or refuse it after minutes of compiling.",
+        find=state.undivided_tensors,
+    ),
+    Rule(
         name="replicas-agree",
         text="State is replicated or sharded over every data and expert axis of its owners that is larger than one.",
         why="Copies with different gradients drift apart.",

@@ -40,6 +40,29 @@ def _no_axis(what: str, group: str, present: list[str]) -> PlanError:
     )
 
 
+def undivided_tensors(checked: Checked) -> Iterator[PlanError]:
+    """Parameters that the tensor axis of an owner cannot divide."""
+    dag = checked.dag
+    sharded = shard_axes_of(dag)
+    for name, owners in owners_of(dag).items():
+        for leaf in (leaf for leaf in dag.buckets[name].leaves if leaf.tensor_dim is not None):
+            for group in (dag.groups[owner] for owner in owners):
+                size, dim = dict(axes_of(group)).get("tensor", 1), leaf.tensor_dim or 0
+                if leaf.shape[dim] % size:
+                    yield PlanError(
+                        f"{leaf.path} {list(leaf.shape)} has {leaf.shape[dim]} on dimension {dim}, which tensor={size} "
+                        f"of {group.name} does not divide.",
+                        help="use another degree or size, or let the directive leave this dimension out.",
+                        bucket=name,
+                    )
+                elif size > 1 and dim == 0 and "expert" in sharded.get(name, ()):
+                    yield PlanError(
+                        f"{leaf.path} {list(leaf.shape)} is divided on dimension 0 already, that of the experts.",
+                        help="let the tensor axis divide another dimension.",
+                        bucket=name,
+                    )
+
+
 def diverging_replicas(checked: Checked) -> Iterator[PlanError]:
     """Parameters whose copies would get different gradients."""
     dag = checked.dag
