@@ -11,9 +11,9 @@ from piper_jax.device_map import DeviceMap
 from piper_jax.errors import ConfigError, PlanError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Collective
-from piper_jax.lowering.context import context
 from piper_jax.lowering.executable import lower
 from piper_jax.lowering.instruction import Instruction
+from piper_jax.lowering.preparing import lowering_context
 from piper_jax.lowering.programs import Compiler
 from piper_jax.planning import Plan, Unbound
 from piper_jax.targets.mapping import map_onto
@@ -56,7 +56,7 @@ def compile_ahead(
     (topology, devices), begin = topology_devices(found), time.perf_counter()
     chosen = {**found.options, **(options or {})}
     dag = plan.complete()
-    step = context(dag, plan.source, _at(placed, topology, devices), plan.source.batch.size, training=True)
+    step = lowering_context(dag, plan.source, _at(placed, topology, devices), plan.source.batch.size, training=True)
     compiler = Compiler(options=chosen, runs=False, stand_in=stand_in(found))
     instructions = lower(step, compiler).instructions()
     programs = tuple(_program(found, dag, same) for same in _distinct(instructions))

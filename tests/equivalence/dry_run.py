@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 import piper_jax as piper
-from piper_jax.lowering.context import context
 from piper_jax.lowering.executable import lower
 from piper_jax.lowering.instruction import last_uses
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.preparing import lowering_context
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.runtime.profiling import kind_of, num_parts
 from piper_jax.runtime.ready import accumulator_keys
@@ -32,7 +32,7 @@ def _refused(label: str) -> Any:
 
 def peaks(plan: piper.Plan, rows: int) -> dict[str, int]:
     """The most bytes that one device of each group holds in arrays after an instruction, as a profile counts them."""
-    found = context(plan.complete(), plan.source, jax.devices(), rows, training=True)
+    found = lowering_context(plan.complete(), plan.source, jax.devices(), rows, training=True)
     lowering = lower(found, Uncompiled())
     instructions, layout = lowering.instructions(), state_layout(found, lowering.builder.updates)
     kept = (*layout.keys, *accumulator_keys(found))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from piper_jax.lowering import context as lowering_context
+from piper_jax.lowering import tables
 from piper_jax.tracing.model_state import model_state
 
 
 def spoil_backward(monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
     """Plans that are lowered from now on have the fault."""
-    sound: Any = lowering_context.passes
+    sound: Any = tables.passes
     leaves = model_state(params).leaves
 
     def faulty(program: Any, chunk: Any, *options: Any) -> Any:
@@ -27,4 +27,4 @@ def spoil_backward(monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
         eqns = (*back.eqns[:position], wrong, *back.eqns[position + 1 :])
         return dataclasses.replace(built, backward=dataclasses.replace(back, eqns=eqns))
 
-    monkeypatch.setattr(lowering_context, "passes", faulty)
+    monkeypatch.setattr(tables, "passes", faulty)

@@ -160,7 +160,7 @@ def regions_that_are_no_units():
 @expected(
     piper.DirectiveError,
     """
-    Strategy at small_model.py:38: split[1]: 18 rows of tanh.1 (18, 4) are not divisible by 4 microbatches.
+    Strategy at small_model.py:38: split[1]: 18 rows of batch x (18, 4) are not divisible by 4 microbatches.
     help: nearest legal numbers of microbatches: 2, 3, 6.
 """,
 )
@@ -171,7 +171,7 @@ def batch_not_divisible_into_microbatches():
 @expected(
     piper.PlanError,
     """
-batch-divides: split[1] at small_model.py:38: 20 rows of tanh.1 are not divisible by 4 microbatches x 2 replicas of g0.
+batch-divides: split[1] at small_model.py:38: 20 rows of batch x are not divisible by 4 microbatches x 2 replicas of g0.
 help: use a batch of 16 rows, or other degrees.
 """,
 )
