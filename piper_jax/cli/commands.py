@@ -253,9 +253,9 @@ def _compiled_report(console: Console, source: Source, hardware: str | None, tar
     if isinstance(source, Path):
         raise ConfigError("a saved plan has no programs to compile.", help="give the configuration that it is of.")
     made, compiled = _compiled(console, source, target)
+    from piper_jax.ir.columns import bytes_text
     from piper_jax.simulation import simulate as run
     from piper_jax.targets.costs import compiled_costs
-    from piper_jax.visualization.labels import bytes_text
 
     report = run(made, costs=compiled_costs(compiled, hardware), title=_title(source))
     largest = max(compiled.programs, key=lambda program: program.temporary_bytes)

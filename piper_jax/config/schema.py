@@ -73,6 +73,7 @@ class StrategySection(Section):
     """How a step is spread over devices; see ``piper.Strategy``. It knows where it was written, for messages.
 
     Attributes:
+      stages: the module paths of each stage, such as ``["embed, layers.0-2", "layers.3-5"]``; null: cut by cost.
       directives: names, or mappings of a name and options.
       files: Python files with ``@piper.strategy`` functions of your own.
     """
@@ -83,6 +84,7 @@ class StrategySection(Section):
     tensor_parallel: Count = 1
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     num_microbatches: Count | None = None
+    stages: Annotated[tuple[str, ...] | None, BeforeValidator(_tuple)] = None
     directives: Annotated[
         tuple[Annotated[DirectiveSection, BeforeValidator(_directive)], ...], BeforeValidator(_tuple)
     ] = ()

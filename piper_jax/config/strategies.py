@@ -29,6 +29,7 @@ def planned_strategy(config: Config) -> Strategy:
         tensor_parallel=section.tensor_parallel,
         zero_stage=section.zero_stage,
         num_microbatches=section.num_microbatches,
+        stages=section.stages,
         directives=tuple(named),
     )
     return strategy.written_at(section.place())

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from piper_jax.device_map.base import DeviceMap
 from piper_jax.device_map.crossings import Crossing
 from piper_jax.device_map.slices import slice_fault
+from piper_jax.ir.columns import aligned, bytes_text
 from piper_jax.ir.device_groups import axes_of
 from piper_jax.ir.nodes import DeviceGroup
 from piper_jax.ir.selection import numbers_text
 from piper_jax.topology.base import by
-from piper_jax.visualization.labels import bytes_text, time_text
-from piper_jax.visualization.tables import aligned
+from piper_jax.visualization.labels import time_text
 
 MAX_ROWS = 16
 

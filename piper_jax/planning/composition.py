@@ -39,12 +39,28 @@ def compose(plan: Plan, strategy: object) -> Plan:
     _require_one_schedule(named)
     if not any(registered.phase == "schedule" for _, registered in named):
         named.insert(0, (_implied(SCHEDULE), find_strategy(SCHEDULE)))
+    if strategy.stages is not None:
+        plan = _cut_as_listed(plan, strategy)
     for item, registered in sorted(named, key=lambda pair: PHASES.index(pair[1].phase)):
         plan = _applied(plan, strategy, item, registered)
+        if strategy.stages is not None and plan.num_stages != len(strategy.stages):
+            raise DirectiveError(
+                f"{at_line('Strategy', strategy.line)}: {len(strategy.stages)} stages are listed, but {item.name} has "
+                f"{plan.num_stages}.",
+                help=f"list {plan.num_stages} stages, or leave stages out.",
+            )
     replicas = strategy.data_parallel * strategy.expert_parallel
     if replicas > 1 and not any(registered.phase == "replicate" for _, registered in named):
         plan = _written_at(strategy.line, plan, plan.replicate(where(), axes=REPLICAS))
     return plan
+
+
+def _cut_as_listed(plan: Plan, strategy: Strategy) -> Plan:
+    try:
+        return _written_at(strategy.line, plan, plan.cut(stages=strategy.stages or ()))
+    except PiperError as error:
+        place = at_line("Strategy", strategy.line)
+        raise type(error)(f"{place}: {error.what}", detail=error.detail, help=error.help, place=place) from None
 
 
 def _implied(name: str) -> Directive:
@@ -161,6 +177,8 @@ def _located(error: PiperError, strategy: Strategy, item: Directive) -> PiperErr
 def _fewer_stages(error: PiperError, strategy: Strategy, item: Directive) -> str:
     """The fix of too many stages in terms of what gives their number; "" for other errors."""
     units, stages = error.data.get("units"), error.data.get("stages")
+    if strategy.stages is not None and isinstance(stages, int) and units == len(strategy.stages):
+        return f"list {stages} stages, or leave stages out."
     if not isinstance(units, int) or not isinstance(stages, int) or stages % strategy.pipeline_parallel:
         return ""
     ranks, each = strategy.pipeline_parallel, stages // strategy.pipeline_parallel

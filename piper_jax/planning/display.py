@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from piper_jax.ir.nodes import Collective, Compute
 from piper_jax.ir.ownership import ownerships
 from piper_jax.ir.text import group_text, order_rows, whole_lines
+from piper_jax.planning.stage_table import stage_lines
 
 if TYPE_CHECKING:
     from piper_jax.planning.plan import Plan
 
 MAX_CELLS = 32
 MAX_ROWS = 24
+MAX_STAGES = 16
 
 
 def plan_text(plan: Plan) -> str:
@@ -21,7 +23,8 @@ def plan_text(plan: Plan) -> str:
     lines = [headline(plan)]
     if plan.history:
         lines += ["directives", *_shortened([f"  {record}" for record in plan.history])]
-    lines += _group_lines(plan) if _is_placed(plan) else _stage_lines(plan)
+    lines += _stage_lines(plan)
+    lines += _group_lines(plan) if _is_placed(plan) else []
     lines += _shortened(whole_lines(plan.dag))
     return "\n".join(lines)
 
@@ -42,11 +45,9 @@ def _is_placed(plan: Plan) -> bool:
 
 
 def _stage_lines(plan: Plan) -> list[str]:
-    rows = [
-        f"  PP={op.PP} {op.name}: {op.flops_forward} forward operations, reads {', '.join(op.reads) or 'nothing'}"
-        for op in plan.dag.ops.values()
-    ]
-    return ["stages", *_shortened([*rows, *(f"  {line}" for line in plan.source.uncounted)])]
+    rows = stage_lines(plan.dag)
+    uncounted = _shortened([f"  {line}" for line in plan.source.uncounted])
+    return ["stages", *rows[:1], *_shortened(rows[1:], MAX_STAGES), *uncounted] if rows else []
 
 
 def _group_lines(plan: Plan) -> list[str]:
@@ -75,5 +76,5 @@ def _collective_lines(plan: Plan) -> list[str]:
     return ["collectives", "  " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())), *gathered]
 
 
-def _shortened(rows: list[str]) -> list[str]:
-    return rows if len(rows) <= MAX_ROWS else [*rows[:MAX_ROWS], f"  ... {len(rows) - MAX_ROWS} more"]
+def _shortened(rows: list[str], most: int = MAX_ROWS) -> list[str]:
+    return rows if len(rows) <= most else [*rows[:most], f"  ... {len(rows) - most} more"]

@@ -77,7 +77,7 @@ class Plan:
     forward: ForwardMap = field(default=ForwardMap(), compare=False, repr=False)
 
     # -- directives ---------------------------------------------------------------------------------------------
-    def cut(self, *, stages: int | Sequence[Sequence[int]]) -> Plan:
+    def cut(self, *, stages: int | Sequence[Sequence[int]] | Sequence[str]) -> Plan:
         """Groups neighbouring units into stages; see :func:`piper_jax.primitives.cut`."""
         return self._rewritten("cut", stages=stages)
 

@@ -75,6 +75,7 @@ class Strategy:
       data_parallel, pipeline_parallel, expert_parallel, tensor_parallel: degrees, at least 1.
       zero_stage: 0 to 3; k is short for ``directive("ZeRO-k")``.
       num_microbatches: per step; None means twice the pipeline degree, or 1 without pipeline.
+      stages: the module paths of each stage, ``("embed, layers.0-2", "layers.3-5, head")``; None: cut by cost.
       directives: named strategies, or a single one; the schedule is 1F1B where none is named.
       line: ``train.py:12``, where it was written, for messages; no part of the value, and nothing to give.
     """
@@ -85,6 +86,7 @@ class Strategy:
     tensor_parallel: Degree = 1
     zero_stage: Annotated[int, From(0, 3)] = 0
     num_microbatches: Degree | None = None
+    stages: tuple[str, ...] | None = None
     directives: tuple[Directive, ...] = ()
     line: str = field(default="", init=False, compare=False, repr=False)
 
@@ -108,6 +110,8 @@ class Strategy:
                 )
                 raise DirectiveError(f"Strategy: {shown(item)} is not a directive.", help=fix)
         object.__setattr__(self, "directives", listed)
+        if isinstance(self.stages, list):
+            object.__setattr__(self, "stages", tuple(self.stages))
         object.__setattr__(self, "line", user_line())
         require_fields(self, DirectiveError, "Strategy: ")
 

@@ -12,9 +12,10 @@ from piper_jax.ir.nodes import Compute, Op
 from piper_jax.ir.selection import is_split, numbers_text
 from piper_jax.primitives.balance import balanced_stages
 from piper_jax.primitives.merge import merge_ops
+from piper_jax.primitives.named_stages import units_of_stages
 
 
-def cut(dag: Dag, *, stages: int | Sequence[Sequence[int]]) -> Rewritten:
+def cut(dag: Dag, *, stages: int | Sequence[Sequence[int]] | Sequence[str]) -> Rewritten:
     """Groups neighbouring units into stages, renumbered PP = 0, 1, 2, ...
 
     Given a number, the largest stage's forward and backward operations are as few as possible; among those cuts the
@@ -27,7 +28,7 @@ def cut(dag: Dag, *, stages: int | Sequence[Sequence[int]]) -> Rewritten:
 
     Args:
       dag: a DAG that is not split, placed or ordered yet.
-      stages: how many, at most the number of units; or the units of each stage, ``[(0, 1), (2,), (3,)]``.
+      stages: how many; or the units of each stage, ``[(0, 1), (2,)]``; or paths, ``["embed, layers.0", "layers.1-3"]``.
 
     Raises:
       DirectiveError: fewer units than stages, stages that are not neighbouring units in order, or cut out of phase.
@@ -52,7 +53,9 @@ def _require_phase(dag: Dag) -> None:
         raise DirectiveError(f"cut comes before {later}.", help=f"call plan.cut(...) before plan.{later}(...).")
 
 
-def _stages(dag: Dag, units: Sequence[int], stages: int | Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+def _stages(
+    dag: Dag, units: Sequence[int], stages: int | Sequence[Sequence[int]] | Sequence[str]
+) -> Sequence[Sequence[int]]:
     """The units of each stage, checked."""
     if isinstance(stages, int):
         if not 1 <= stages <= len(units):
@@ -66,13 +69,15 @@ def _stages(dag: Dag, units: Sequence[int], stages: int | Sequence[Sequence[int]
             )
         costs, crossing = _costs(dag, units)
         return [[units[i] for i in part] for part in balanced_stages(costs, crossing, stages)]
-    listed = [unit for members in stages for unit in members]
-    if listed != list(units) or not all(stages):
+    texts = [stage for stage in stages if isinstance(stage, str)]
+    given = units_of_stages(dag, texts) if texts else cast(Sequence[Sequence[int]], stages)
+    listed = [unit for members in given for unit in members]
+    if listed != list(units) or not all(given):
         raise DirectiveError(
-            f"stages {[tuple(members) for members in stages]} are not the units {numbers_text(units)} in order.",
+            f"stages {[tuple(members) for members in given]} are not the units {numbers_text(units)} in order.",
             help="list every unit once, ascending, at least one in each stage.",
         )
-    return stages
+    return given
 
 
 def _costs(dag: Dag, units: Sequence[int]) -> tuple[list[int], list[int]]:

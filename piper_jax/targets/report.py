@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from piper_jax.device_map import DeviceMap
 from piper_jax.errors import counted
+from piper_jax.ir.columns import aligned, bytes_text
 from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.hardware import HARDWARE, Hardware, Level
 from piper_jax.simulation.topology import level_of
 from piper_jax.targets.overlap import CollectiveUse, Work
 from piper_jax.targets.profiles import Target
-from piper_jax.visualization.labels import bytes_text
-from piper_jax.visualization.tables import aligned
 
 MAX_LABEL = 48
 

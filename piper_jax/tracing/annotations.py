@@ -21,6 +21,7 @@ from piper_jax.tracing.flat import BOUND, REGION_TAGS, REPLICA_MEAN, THOUSANDTHS
 
 DEGREES = (
     "data_parallel", "pipeline_parallel", "expert_parallel", "tensor_parallel", "zero_stage", "num_microbatches",
+    "stages",
 )  # fmt: skip
 NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
 USE = "put it above a function or a class, or write: with piper.annotate(...)."
@@ -52,7 +53,7 @@ class _Region(contextlib.ContextDecorator):
         return target
 
 
-def annotate(tag: str | None = None, /, **degrees: int) -> Any:
+def annotate(tag: str | None = None, /, **degrees: Any) -> Any:
     """Marks a region of a model, or gives a model class its degrees of parallelism.
 
     ``annotate("PP")`` is a context manager, and a decorator of functions and of module classes (whose ``__call__`` it
@@ -68,7 +69,7 @@ def annotate(tag: str | None = None, /, **degrees: int) -> Any:
     Args:
       tag: ``"PP"`` (pipeline unit) or ``"EP"`` (experts; ``expert_region`` is the usual way to write it).
       **degrees: data_parallel, pipeline_parallel, expert_parallel, tensor_parallel >= 1; zero_stage 0..3;
-        num_microbatches >= 1.
+        num_microbatches >= 1; stages, the module paths of each, as in ``Strategy``.
 
     Raises:
       AnnotationError: an unknown tag or degree, or a value out of range.
@@ -81,6 +82,9 @@ def annotate(tag: str | None = None, /, **degrees: int) -> Any:
     for name, value in degrees.items():
         if name not in DEGREES:
             raise AnnotationError(f"annotate({name}=...): unknown degree", help=suggest(name, DEGREES))
+        if name == "stages":
+            degrees[name] = _stages(value)
+            continue
         low, high = (0, 3) if name == "zero_stage" else (1, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
             legal = f"{low}..{high}" if high is not None else f">= {low}"
@@ -95,6 +99,14 @@ def annotate(tag: str | None = None, /, **degrees: int) -> Any:
         return cls
 
     return decorate
+
+
+def _stages(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(text, str) for text in value):
+        raise AnnotationError(
+            f"annotate(stages={shown(value)}): not a legal value", help='stages=("layers.0-2", "...")'
+        )
+    return tuple(value)
 
 
 @checked(AnnotationError)

@@ -86,14 +86,6 @@ def time_text(time: float, unit: str, *, like: float | None = None) -> str:
     return f"{time / scale:.4g} {name}"
 
 
-def bytes_text(nbytes: float) -> str:
-    """``"1.50 GiB"``, in powers of 1024."""
-    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if nbytes >= 1024**power:
-            return f"{nbytes / 1024**power:.2f} {name}"
-    return f"{nbytes:.0f} B"
-
-
 def flops_text(count: float) -> str:
     """``"7.7 MFLOP"``, in powers of 1000."""
     for power, name in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):

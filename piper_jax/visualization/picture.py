@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piper_jax.errors import ConfigError
+from piper_jax.ir.columns import bytes_text
 from piper_jax.simulation.report import Report
-from piper_jax.visualization.labels import bytes_text, group_lines, time_text, written
+from piper_jax.visualization.labels import group_lines, time_text, written
 from piper_jax.visualization.legend import draw_heading, heading_inches
 from piper_jax.visualization.palette import (
     COLORS,

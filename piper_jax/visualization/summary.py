@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from piper_jax.errors import counted
+from piper_jax.ir.columns import bytes_text
 from piper_jax.simulation.report import MEMORY_KINDS, GroupReport, Report
 from piper_jax.visualization.grid import heading_text
-from piper_jax.visualization.labels import bytes_text, time_text
+from piper_jax.visualization.labels import time_text
 
 MAX_ROWS = 24
 PASSING = ("activations", "transfers", "batch")

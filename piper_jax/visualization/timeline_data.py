@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from piper_jax.errors import counted
+from piper_jax.ir.columns import bytes_text
 from piper_jax.ir.ids import NodeId
 from piper_jax.simulation.report import GroupReport, Report
-from piper_jax.visualization.labels import bytes_text, has_several_stages, joined_notes, label_note, time_text
+from piper_jax.visualization.labels import has_several_stages, joined_notes, label_note, time_text
 from piper_jax.visualization.palette import MEMORY_COLORS
 from piper_jax.visualization.scene import Box, Scene, scene_of
 

@@ -24,6 +24,40 @@ def placed_chain():
 expected = Expected(__file__)
 
 
+# -- stages by path ----------
+@expected(
+    piper.DirectiveError,
+    """
+    cut[0] at FILE.py:LINE: stages[0]='layers.0, layer.1': no unit has 'layer.1'.
+    help: such as layers.1, layers.3, layers.2.
+""",
+)
+def stages_of_a_path_that_does_not_exist():
+    chain(4).cut(stages=["layers.0, layer.1", "layers.2-3"])
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    cut[0] at FILE.py:LINE: unit 2 (layers.2) is in no stage.
+    help: list every unit in one stage; print(plan) shows them.
+""",
+)
+def stages_that_leave_a_unit_out():
+    chain(4).cut(stages=["layers.0-1", "layers.3"])
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    Strategy at FILE.py:LINE: 2 stages are listed, but 1F1B has 1.
+    help: list 1 stages, or leave stages out.
+""",
+)
+def stages_of_another_number_than_the_schedules():
+    chain(4).apply(piper.Strategy(stages=("layers.0", "layers.1-3")))
+
+
 # -- filters ----------
 @expected(
     piper.FilterError,

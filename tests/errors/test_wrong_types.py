@@ -117,8 +117,8 @@ expected = Expected(__file__)
 @expected(
     piper.DirectiveError,
     """
-    cut[0] at FILE.py:LINE: stages=2.5 is not int or Sequence[Sequence[int]].
-    help: how many, at most the number of units; or the units of each stage, [(0, 1), (2,), (3,)].
+    cut[0] at FILE.py:LINE: stages=2.5 is not int, Sequence[Sequence[int]] or Sequence[str].
+    help: how many; or the units of each stage, [(0, 1), (2,)]; or paths, ["embed, layers.0", "layers.1-3"].
 """,
 )
 def a_fraction_of_stages():
@@ -129,7 +129,7 @@ def a_fraction_of_stages():
     piper.DirectiveError,
     """
     cut[0] at FILE.py:LINE: stages[0][1]='b' is not int.
-    help: how many, at most the number of units; or the units of each stage, [(0, 1), (2,), (3,)].
+    help: how many; or the units of each stage, [(0, 1), (2,)]; or paths, ["embed, layers.0", "layers.1-3"].
 """,
 )
 def the_innermost_part_is_named():

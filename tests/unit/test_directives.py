@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from traced_dags import chain, experts, op, tied, traced
 
+import piper_jax as piper
 from piper_jax import DirectiveError, simulate, where
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import DeviceGroup, Replication
@@ -53,6 +54,24 @@ def test_cut_counts_the_cost_of_every_unit():
 def test_cut_takes_explicit_stages():
     plan = chain(4).cut(stages=[(0,), (1, 2, 3)])
     assert list(plan.dag.ops) == ["layers.0", "layers.1-3"]
+
+
+def test_stages_are_given_by_module_paths() -> None:
+    plan = chain(4).cut(stages=["layers.0", "layers.1-3"])
+    assert plan.dag == chain(4).cut(stages=[(0,), (1, 2, 3)]).dag
+    assert chain(4).replay(plan.history).dag == plan.dag
+    strategy = piper.Strategy(pipeline_parallel=2, stages=("layers.0-2", "layers.3"))
+    assert [op.units for op in chain(4).apply(strategy).dag.ops.values()] == [(0, 1, 2), (3,)]
+
+
+def test_the_stages_are_a_table() -> None:
+    lines = str(chain(4).cut(stages=[(0,), (1, 2, 3)])).splitlines()
+    heading = lines.index("stages")
+    assert lines[heading + 1].split() == ["stage", "modules", "operations", "parameters", "out"]
+    assert [line.split()[:3] for line in lines[heading + 2 : heading + 4]] == [
+        ["PP=0", "layers.0", "25.0%"],
+        ["PP=1", "layers.1-3", "75.0%"],
+    ]
 
 
 def test_cut_of_seven_equal_layers_on_three_stages_is_as_equal_as_can_be():

@@ -1,4 +1,4 @@
-"""Text in columns."""
+"""Text in columns, and sizes as text."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def aligned(
             for k, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
+
+
+def bytes_text(nbytes: float) -> str:
+    """``"1.50 GiB"``, in powers of 1024."""
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 1024**power:
+            return f"{nbytes / 1024**power:.2f} {name}"
+    return f"{nbytes:.0f} B"
