@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import P
+from piper_jax.lowering.group_mesh import SLICE, P
 from piper_jax.lowering.instruction import Instruction, Role
-from piper_jax.lowering.keys import Key
+from piper_jax.lowering.keys import PER_SLICE, Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.slots import local_spec
@@ -46,10 +46,7 @@ class Builder:
         mesh = self.context.meshes[group]
         taken = self.overwritten(local.reads, local.writes)
 
-        def body(*args: Any) -> list[Any]:
-            env = {key: _local_view(key, a) for key, a in zip(local.reads, args, strict=True)}
-            out = local.body(env)
-            return [_global_view(key, out[key]) for key in local.writes]
+        body = _on_slices(local, self.context.slices_on(group))
 
         program = self.compiler.compile(
             body, label=local.label, mesh=mesh.mesh, specs=[self.global_spec(k) for k in local.reads],
@@ -95,15 +92,51 @@ class Builder:
         """Shape and dtype of a register."""
         if key.kind == "gathered":
             exchanges = self.updates[key.group].exchanges
-            rows = self.context.replicas * len(exchanges.participants)
+            rows = sum(self.context.meshes[g].replicas for g in exchanges.participants)
             return jax.ShapeDtypeStruct((rows, exchanges.width(key.item)), jnp.uint32)
         local = local_spec(self.context, key)
         return jax.ShapeDtypeStruct(self.context.register_shape(key, local.shape), local.dtype)
 
 
-def _local_view(key: Key, array: Any) -> Any:
-    return array[0] if key.layout == "stacked" else array[:, 0] if key.layout == "batch" else array
+def _on_slices(local: LocalProgram, count: int) -> Callable[..., list[Any]]:
+    """A function of what one device holds, from one of a single slice; ``count`` slices are mapped along an axis."""
+
+    def one(*args: Any) -> list[Any]:
+        out = local.body(dict(zip(local.reads, args, strict=True)))
+        return [jnp.asarray(out[key]) for key in local.writes]
+
+    inner, outer = ([_slice_dim(key) for key in keys] for keys in (local.reads, local.writes))
+    several = count > 1 and any(dim is not None for dim in (*inner, *outer))
+
+    def body(*args: Any) -> list[Any]:
+        views = [
+            a
+            if several and dim is not None
+            else a[:, 0]
+            if key.layout == "batch"
+            else a[0]
+            if key.layout == "stacked"
+            else a
+            for key, dim, a in zip(local.reads, inner, args, strict=True)
+        ]
+        if several:
+            numbered = jax.vmap(lambda _, *views: one(*views), (0, *inner), outer, axis_name=SLICE)
+            values = numbered(jnp.arange(count), *views)
+        else:
+            values = one(*views)
+        return [
+            v[None] if key.layout == "stacked" and not (several and dim is not None) else v
+            for key, dim, v in zip(local.writes, outer, values, strict=True)
+        ]
+
+    return body
 
 
-def _global_view(key: Key, value: Any) -> Any:
-    return jnp.asarray(value)[None] if key.layout == "stacked" else value
+def _single(key: Key, array: Any) -> Any:
+    """The only entry of what a device holds."""
+    return array[:, 0] if key.layout == "batch" else array[0] if key.layout == "stacked" else array
+
+
+def _slice_dim(key: Key) -> int | None:
+    """The dimension of the slices in what a device holds of a register; None for what all of its slices share."""
+    return 1 if key.layout == "batch" else 0 if key.kind in PER_SLICE else None

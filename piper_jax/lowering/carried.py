@@ -14,6 +14,7 @@ from piper_jax.ir.ownership import Ownership
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.collectives import StateCollective
 from piper_jax.lowering.context import Context
+from piper_jax.lowering.group_mesh import SLICE
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
@@ -72,13 +73,17 @@ def _end(
 
     def body(env: dict[Key, Any]) -> dict[Key, Any]:
         env = dict(env)
+        if context.slices_on(group) > 1:
+            for key in dict.fromkeys(k for k in given.values() if k.kind == "carried"):
+                together = jax.lax.pmax if context.carry_of(key.item) == "equal" else jax.lax.psum
+                env[key] = together(env[key], SLICE)
         for collective in own:
             collective.run(env)
         return {Key("state", group, leaf): finished(env, leaf) for leaf in buckets}
 
     def finished(env: Mapping[Key, Any], leaf: int) -> jax.Array:
         total = env[Key("carried_total", group, leaf)] if leaf in reduced else env[given[leaf]]
-        counts = {"sequential": owned[buckets[leaf]].num_copies, "mean": context.num_slices}
+        counts = {"sequential": context.replicas, "mean": context.num_slices}
         count = counts.get(str(context.carry_of(leaf)), 1)
         return (total / count if count > 1 else total).astype(context.leaf_spec(leaf).dtype)
 

@@ -43,8 +43,10 @@ def transfer(builder: Builder, node: Send) -> Instruction:
     reads = tuple(sent_keys(context, node.id))
     writes = tuple(k._replace(group=node.peer) for k in reads)
     target = context.meshes[node.peer].shardings["stacked"]
+    alike = context.slices_on(str(node.group)) == context.slices_on(node.peer)
     return Instruction(
-        role="transfer", label=f"{node.group}>{node.peer}", call=_jax_compat.mover(target), reads=reads, writes=writes,
+        role="transfer", label=f"{node.group}>{node.peer}", reads=reads, writes=writes,
+        call=_jax_compat.mover(target) if alike else lambda *arrays: jax.device_put(list(arrays), target),
         nodes=(node.id, node.match),
     )  # fmt: skip
 
@@ -94,7 +96,7 @@ def _joint(
     joint = joint_mesh([context.meshes[g] for g in groups])
     if context.needs_tokens:
         local, specs = local.chained(JOINT), [*specs, local_spec(context, Key("token", JOINT))]
-    rows = context.replicas * len(groups)
+    rows = sum(context.meshes[g].replicas for g in groups)
     own = [[context.partition(k._replace(group=groups[0])) for k in keys] for keys in (local.reads, local.writes)]
 
     def body(*arrays: Any) -> list[Any]:

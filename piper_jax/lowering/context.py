@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from piper_jax.ir.ownership import Ownership
 from piper_jax.lowering.group_mesh import PARTITION, TENSOR, P
-from piper_jax.lowering.keys import Key, Layout
+from piper_jax.lowering.keys import PER_SLICE, Key, Layout
 from piper_jax.lowering.shards import shard_length
 from piper_jax.lowering.tables import Tables
 from piper_jax.tracing.loss_program import key_spec
@@ -120,7 +120,7 @@ class Context(Tables):
         """The shape of a register of which each device sees ``local``."""
         match self.layout(key):
             case "stacked":
-                return (self.replicas, *local)
+                return (self.replicas if key.kind in PER_SLICE else self.meshes[key.group].replicas, *local)
             case "batch":
                 return (local[0], self.replicas, *local[1:])
             case "experts":
@@ -147,7 +147,8 @@ class Context(Tables):
     def first_shard(self, key: Key) -> int:
         """The number of the first of the shards that the key's group holds."""
         owned = self.owned_key(key)
-        return owned.owners.index(key.group) * self.replicas if owned is not None and len(owned.owners) > 1 else 0
+        before = owned.owners[: owned.owners.index(key.group)] if owned is not None else ()
+        return sum(self.meshes[owner].replicas for owner in before)
 
     def whole_spec(self, key: Key) -> jax.ShapeDtypeStruct:
         """Shape and dtype, before any sharding by ZeRO, of the array whose whole or sharded form a key names.

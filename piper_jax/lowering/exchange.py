@@ -91,8 +91,10 @@ class Exchanges:
         """The values of earlier rounds, each given as ``[devices of all participants, words]``, parts put together."""
         found: dict[int, list[Any]] = {}
         for r, rows in enumerate(gathered):
-            each = jnp.split(rows, len(self.participants))
-            for group, own in zip(self.participants, each, strict=True):
+            start = 0
+            for group in self.participants:
+                own = rows[start : start + self.context.meshes[group].replicas]
+                start += len(own)
                 sent = self.sent(group, r)
                 avals = [self.program.flat.avals[v] for v in sent]
                 parts = jax.vmap(lambda row, avals=avals: tuple(unpack(row, avals)))(own)

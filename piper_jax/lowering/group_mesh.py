@@ -21,6 +21,7 @@ TENSOR = "tensor"
 AXES = (*REPLICA_AXES, TENSOR)
 OWNER = "owner"
 JOINT_AXES = (OWNER, *REPLICA_AXES)
+SLICE = "slice"  # not of a mesh: the replicas that one device has, where a group has fewer devices than others
 PARTITION: dict[Layout, P] = {
     "replicated": P(), "stacked": P(REPLICA_AXES), "batch": P(None, REPLICA_AXES), "experts": P("expert"),
 }  # fmt: skip
@@ -41,6 +42,10 @@ class GroupMesh:
     @property
     def replicas(self) -> int:
         return math.prod(self.mesh.shape[a] for a in REPLICA_AXES)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mesh.devices.shape
 
     @property
     def tensor(self) -> int:
@@ -97,19 +102,21 @@ class JointMesh:
           own: the sharding of each member's array.
         """
         by_device = {s.device: s.data for s in array.addressable_shards}
-        rows = array.shape[0] // len(self.members) if stacked else array.shape[0] if array.ndim else 0
-        shape = (rows, *array.shape[1:]) if array.ndim else ()
         return [
             jax.make_array_from_single_device_arrays(
-                shape, sharding, [by_device[d] for d in m.devices if d in by_device]
+                (m.replicas, *array.shape[1:]) if stacked else array.shape, sharding,
+                [by_device[d] for d in m.devices if d in by_device],
             )
             for m, sharding in zip(self.members, own, strict=True)
-        ]
+        ]  # fmt: skip
 
 
 def joint_mesh(members: Sequence[GroupMesh]) -> JointMesh:
-    """The joint mesh of ``members``; they must have the same shape."""
-    array = np.stack([m.mesh.devices for m in members])
+    """The joint mesh of ``members``; those of different shapes lie side by side along the axis of owners."""
+    if len({m.mesh.devices.shape for m in members}) > 1:
+        array = np.array([d for m in members for d in m.devices], dtype=object).reshape(-1, 1, 1, 1)
+    else:
+        array = np.stack([m.mesh.devices for m in members])
     axes = (OWNER, *AXES)
     mesh = Mesh(array, axes, axis_types=(AxisType.Auto,) * len(axes))
     return JointMesh(members=tuple(members), mesh=mesh)

@@ -23,6 +23,7 @@ _STACKED = frozenset(
         "dispatched", "dispatched_cotangent", "carried",
     }
 )  # fmt: skip
+PER_SLICE = _STACKED - {"accumulator", "unreduced", "exchange", "token"}
 _SHARDED = frozenset({"state_shard", "optimizer_shard", "gradient_shard", "accumulator_shard"})
 ACCUMULATED = frozenset({"accumulator", "metric"})
 
@@ -37,9 +38,10 @@ class Key(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """replicated: the array itself on every device; stacked: ``[replicas, ...]``, one entry a device (for shards
-        ``[replicas, length]``); batch: ``[microbatches, replicas, ...]``. State of divided experts, which only the
-        context knows, is ``experts``: dimension 0 divided over that axis."""
+        """replicated: the array itself on every device; stacked: ``[devices, ...]``, one entry a device (for shards
+        ``[devices, length]``) or, PER_SLICE, one for each replica: ``[replicas, ...]``; batch: ``[microbatches,
+        replicas, ...]``. State of divided experts, which only the context knows, is ``experts``: dimension 0 divided
+        over that axis."""
         if self.kind in _STACKED or self.kind in _SHARDED:
             return "stacked"
         return "batch" if self.kind == "batch" else "replicated"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piper_jax.errors import PlanError, counted
+from piper_jax.ir.carried import carried
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.nodes import Compute
 from piper_jax.ir.ownership import ownerships
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import group_mesh
+from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
 from piper_jax.tracing.local_experts import EXPERT_AXIS
 from piper_jax.tracing.source import Source
 
@@ -19,18 +20,13 @@ def lowering_context(dag: Dag, source: Source, devices: Sequence[Any], batch_siz
     """Checks what the lowering supports and gathers its tables.
 
     Raises:
-      PlanError: batch not divisible, groups of different size, or a directive that is not lowered yet.
+      PlanError: batch not divisible, groups that divide it in other ways, or a directive that is not lowered yet.
     """
     used = {str(n.group) for n in dag.nodes.values() if isinstance(n, Compute)}
     meshes = {g: group_mesh(dag.groups[g], devices) for g in dag.groups if g in used}
-    replicas = {g: m.replicas for g, m in meshes.items()}
-    if len({(m.replicas, m.tensor) for m in meshes.values()}) > 1:
-        raise PlanError(
-            "compile: device groups of different size are planned, but not lowered yet.",
-            detail=[f"{g}: {counted(m.replicas, 'replica')} x {m.tensor} tensor" for g, m in meshes.items()],
-            help="give every stage the same number of devices.",
-        )
-    slices = dag.num_microbatches * next(iter(replicas.values()))
+    replicas = max(m.replicas for m in meshes.values())
+    _refuse_unequal(dag, meshes, replicas)
+    slices = dag.num_microbatches * replicas
     if batch_size % slices or not batch_size:
         nearest = [n for n in (batch_size // slices * slices, -(-batch_size // slices) * slices) if n] or [slices]
         raise PlanError(
@@ -48,6 +44,31 @@ def lowering_context(dag: Dag, source: Source, devices: Sequence[Any], batch_siz
         batch_size=batch_size,
         training=training and not source.forward_only,
     )
+
+
+def _refuse_unequal(dag: Dag, meshes: Mapping[str, GroupMesh], replicas: int) -> None:
+    """Groups of different size are lowered where each device of the smaller ones takes several whole slices."""
+    sizes = [
+        f"{g}: {counted(m.replicas, 'replica')}" + f" x {m.tensor} tensor" * (m.tensor > 1) for g, m in meshes.items()
+    ]
+    if any(replicas % m.replicas for m in meshes.values()) or len({m.tensor for m in meshes.values()}) > 1:
+        raise PlanError(
+            "compile: these device groups do not divide a microbatch alike.",
+            detail=sizes,
+            help="let the replicas of each group divide those of the largest, with tensor axes of one size.",
+        )
+    if len({m.replicas for m in meshes.values()}) == 1:
+        return
+    several = {bucket for bucket, o in carried(dag).items() if len(o.owners) > 1}
+    experts = {op.name for op in dag.ops.values() if op.shard_axis is not None or op.row_bound is not None}
+    for what, found in (("state that several groups carry on", several), ("experts", experts)):
+        if found:
+            raise PlanError(
+                f"compile: {what} ({min(found)}) on groups of different size can be planned and simulated, but is not "
+                "lowered yet.",
+                detail=sizes,
+                help="give every stage the same number of devices.",
+            )
 
 
 def _refuse_unlowered(dag: Dag) -> None:

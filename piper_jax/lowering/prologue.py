@@ -13,7 +13,6 @@ import numpy as np
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import REPLICA_AXES
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
@@ -60,14 +59,18 @@ def _weight(context: Context, group: str) -> LocalProgram:
             row = env[key] if key.kind == "shared" else jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False)
             values[program.batch_input(leaf)] = row
         if random:
-            values[program.key_input] = slice_key(context, *(env[k] for k in random), index)
-        program.flat.run((program.flat.eqns[i] for i in eqns), values, REPLICA_AXES)
+            values[program.key_input] = slice_key(context, group, *(env[k] for k in random), index)
+        program.flat.run((program.flat.eqns[i] for i in eqns), values, context.replica_axes(group))
         return jnp.asarray(read(program.weight, values)).astype(local_spec(context, out).dtype)  # type: ignore[arg-type]
 
     def body(env: dict[Key, Any]) -> dict[Key, Any]:
         weights = jax.lax.map(lambda m: one(m, env), jnp.arange(context.num_microbatches))
         total = weights.sum()
-        total = jax.lax.psum(total, REPLICA_AXES) if isinstance(program.weight, int) else total * context.replicas
+        total = (
+            jax.lax.psum(total, context.replica_axes(group))
+            if isinstance(program.weight, int)
+            else total * context.replicas
+        )
         return {out: 1.0 / total}
 
     return LocalProgram(label=f"weight {group}", reads=(*keys, *random), writes=(out,), body=body)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.collectives import unreduced_key
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.group_mesh import REPLICA_AXES
+from piper_jax.lowering.group_mesh import SLICE
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.shards import shard_length
 from piper_jax.tracing.flat import Flat, read
@@ -53,9 +53,11 @@ class Step:
             if source is not None:
                 values[var] = self._input(env, source, self.flat.avals[var].dtype)
         with jax.named_scope(self.word):
-            self.flat.run(self.flat.eqns, values, REPLICA_AXES)
+            self.flat.run(self.flat.eqns, values, self.context.replica_axes(self.group))
         for key, atom in zip(self.writes, self.flat.outputs, strict=True):
             value = jnp.asarray(read(atom, values))
+            if key.kind in ("accumulator", "unreduced") and self.context.slices_on(self.group) > 1:
+                value = jax.lax.psum(value, SLICE)
             if key.kind in ("unreduced", "carried"):
                 value = value.astype(local_spec(self.context, key).dtype)
             env[key] = self._accumulated(env, key, value) if key in self.added else value
@@ -68,7 +70,7 @@ class Step:
         if key.kind == "batch":
             return jax.lax.dynamic_index_in_dim(env[key], index, 0, keepdims=False)
         if key.kind == "key":
-            return slice_key(self.context, env[key], env[Key("step", self.group)], index)
+            return slice_key(self.context, self.group, env[key], env[Key("step", self.group)], index)
         return env[key] if len(source) == 1 else sum(env[k] for k in source)
 
     def _accumulated(self, env: Mapping[Key, Any], key: Key, value: Any) -> Any:
@@ -87,9 +89,9 @@ def pass_word(node: NodeId) -> str:
     return f"{node.PASS}{'' if node.PP is None else node.PP}"
 
 
-def slice_key(context: Context, key: Any, clock: Any, microbatch: Any) -> Any:
+def slice_key(context: Context, group: str, key: Any, clock: Any, microbatch: Any) -> Any:
     """The random key of a slice, inside a program: of the step, then of the slice's number."""
-    number = microbatch * context.replicas + jax.lax.axis_index(REPLICA_AXES)
+    number = microbatch * context.replicas + jax.lax.axis_index(context.replica_axes(group))
     return jax.random.fold_in(jax.random.fold_in(key, clock), number)
 
 

@@ -8,10 +8,11 @@ from functools import cached_property
 
 from piper_jax.ir.carried import carried
 from piper_jax.ir.dag import Dag
+from piper_jax.ir.device_groups import REPLICA_AXES
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Send
 from piper_jax.ir.ownership import Ownership, ownerships
-from piper_jax.lowering.group_mesh import GroupMesh
+from piper_jax.lowering.group_mesh import SLICE, GroupMesh
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.dispatch import Dispatch, dispatch
 from piper_jax.tracing.local_experts import EXPERT_AXIS
@@ -43,7 +44,16 @@ class Tables:
 
     @cached_property
     def replicas(self) -> int:
-        return next(iter(self.meshes.values())).replicas
+        """Into how many slices each microbatch is divided: the devices of the largest group, its tensor axis aside."""
+        return max(m.replicas for m in self.meshes.values())
+
+    def slices_on(self, group: str) -> int:
+        """How many slices of a microbatch each device of a group has: more than one where others have more devices."""
+        return self.replicas // self.meshes[group].replicas
+
+    def replica_axes(self, group: str) -> tuple[str, ...]:
+        """The axes, in a program of a group, along which slices lie."""
+        return REPLICA_AXES if self.slices_on(group) == 1 else (*REPLICA_AXES, SLICE)
 
     @cached_property
     def has_streams(self) -> bool:

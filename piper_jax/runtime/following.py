@@ -14,7 +14,7 @@ def follow(plan: Plan, other: Plan) -> Plan:
 
     Args:
       plan: a finished plan.
-      other: a fresh trace of another function of the same parameters.
+      other: a fresh trace of another function of the same parameters; with fewer units than stages it is on the first.
     """
     places, stage_units = plan.source.units.places, dict[int, set[int]]()
     for op in plan.dag.ops.values():
@@ -23,11 +23,11 @@ def follow(plan: Plan, other: Plan) -> Plan:
     if num_units == sum(map(len, stage_units.values())):
         other = other.cut(stages=[tuple(sorted(stage_units[s])) for s in sorted(stage_units)])
     else:
-        other = other.cut(stages=len(stage_units))
+        other = other.cut(stages=min(num_units, len(stage_units)))
     if plan.is_split:
         other = other.split(where(), num_microbatches=plan.num_microbatches)
     for node in plan.dag.nodes.values():
-        if isinstance(node, Compute) and node.id.PASS == "F":
+        if isinstance(node, Compute) and node.id.PASS == "F" and (node.id.PP or 0) < num_units:
             microbatch = {} if node.id.MB is None else {"MB": node.id.MB}
             other = other.place(where(PP=node.id.PP, **microbatch), group=plan.dag.groups[str(node.group)])
     for op in plan.dag.ops.values():

@@ -131,7 +131,8 @@ def kind_of(key: Key) -> str | None:
 def num_parts(context: Context, key: Key) -> int:
     """Over how many devices of its group a register is divided."""
     layout, tensor = context.layout(key), 1 if context.tensor_dim(key) is None else context.tensor
-    divided = {"stacked": context.replicas, "batch": context.replicas, "experts": context.parts_of(key)}
+    devices = context.meshes[key.group].replicas
+    divided = {"stacked": devices, "batch": devices, "experts": context.parts_of(key)}
     return tensor * divided.get(layout, 1)
 
 

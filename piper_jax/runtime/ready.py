@@ -101,7 +101,7 @@ def _zeros(found: Context, keys: Iterable[Key]) -> dict[Key, Any]:
     made: dict[Key, Any] = {}
     for key in keys:
         local = local_spec(found, key)
-        shape, sharding = (found.replicas, *local.shape), found.sharding(key)
+        shape, sharding = found.register_shape(key, local.shape), found.sharding(key)
         made[key] = _zeros_program(shape, local.dtype, sharding)()
     return made
 

@@ -60,7 +60,7 @@ class StateLayout:
             return value
         first = self.context.first_shard(key)
         rows = to_rows(value, self.context.shards_of(key), self.context.parts_of(key))
-        return rows[first : first + self.context.replicas]
+        return rows[first : first + self.context.meshes[key.group].replicas]
 
     def registers(self, state: TrainState) -> dict[Key, jax.Array]:
         """The arrays of ``state`` by key.
