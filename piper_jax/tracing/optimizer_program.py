@@ -20,7 +20,7 @@ from piper_jax.tracing.elementwise import Elementwise, elementwise
 from piper_jax.tracing.flat import Atom, Flat, FlatEqn, flatten
 from piper_jax.tracing.model_state import ModelState, nbytes, path_text
 from piper_jax.tracing.opening import opened
-from piper_jax.tracing.pieces import Division, divisions_through, join_all, layer_names, split_all
+from piper_jax.tracing.pieces import Division, divisions_through, join_all, split_all
 
 MIXED = -1
 MAX_EXCHANGED_BYTES = 1 << 20
@@ -118,7 +118,7 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
     pieces = [
         (name, leaf if division is None else leaf.update(shape=division.piece_shape(leaf.shape)))
         for (path, _), leaf, division in zip(leaves_with_path, leaf_specs, divisions, strict=True)
-        for name in layer_names(path_text(path), division)
+        for name in _piece_names(path_text(path), division, state)
     ]
     owner, leaf_owner = _owners(flat, len(bucket_of), list(bucket_of), len(pieces))
     owner = _mixed_late(flat, owner)
@@ -136,6 +136,20 @@ def trace_optimizer(optimizer: Any, state: ModelState, bucket_of: Sequence[int])
         optimizer=optimizer,
         state=state,
     )
+
+
+def _piece_names(path: str, division: Division | None, state: ModelState) -> list[str]:
+    """Names of the pieces of an optimizer leaf: where it is named after a parameter, those of that parameter's."""
+    if division is None:
+        return [path]
+    first = 0
+    for leaf, known in zip(state.undivided.leaves, state.leaf_divisions, strict=True):
+        count = known.count if known else 1
+        if known and count == division.count and f".{path}".endswith(f".{leaf.path}"):
+            pieces = state.leaves[first : first + count]
+            return [path.removesuffix(leaf.path) + piece.path for piece in pieces]
+        first += count
+    return [f"{path}.{k}" for k in range(division.count)]
 
 
 def _leaf_divisions(flat: Flat, trained: Sequence[Division | None], num_leaves: int) -> list[Division | None]:

@@ -18,6 +18,8 @@ from piper_jax.tracing.flat import Flat
 
 Dimension = TypeVar("Dimension")
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Division:
@@ -54,11 +56,6 @@ def join_all(pieces: Sequence[Any], divisions: Sequence[Division | None]) -> lis
     pending = iter(pieces)
     taken = [[next(pending) for _ in range(found.count if found else 1)] for found in divisions]
     return [found.join(own) if found else own[0] for own, found in zip(taken, divisions, strict=True)]
-
-
-def layer_names(path: str, division: Division | None) -> list[str]:
-    """Names of the pieces of an array."""
-    return [path] if division is None else [f"{path}.{k}" for k in range(division.count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,8 @@ def test_plans_are_those_of_a_list_of_layers(one: Callable[..., Any]) -> None:
     ]
     assert plans[0].dag.buckets == plans[1].dag.buckets
     assert plans[0].dag.data == plans[1].dag.data
+    paths = [set(plan.source.optimizer.leaf_paths) for plan in plans]
+    assert paths[0] == paths[1]
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -161,6 +163,17 @@ def test_all_loops(name: str, stages: int, data: int, zero: int) -> None:
         assert_equivalent(found, strategy(stages=stages, data=data, zero_stage=zero, microbatches=4))
 
 
+@pytest.mark.full
+def test_more_layers_are_no_more_programs() -> None:
+    counts = []
+    for repeats in (1, 3):
+        p = problem(scanned(layer), layer)
+        layers = jax.tree.map(lambda v, n=repeats: jnp.concatenate([v[:4]] * n), p.params["layers"])
+        p.params = {**p.params, "layers": layers}
+        counts.append(p.parallelize(strategy(stages=4, microbatches=4)).compiler.num_compiles)
+    assert counts[0] == counts[1]
+
+
 # -- Flax ----------------------------------------------------------------------------------------------
 class Block(linen.Module):
     @linen.compact
@@ -187,6 +200,23 @@ def linen_problem(axis: int) -> Problem:
         return jnp.mean((model.apply(params, batch["x"], rngs={"dropout": rng}) - batch["y"]) ** 2)
 
     return Problem(loss_fn=loss_fn, params=params, batch=batch())
+
+
+class Partitioned(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any, _: Any) -> Any:
+        init = linen.with_partitioning(linen.initializers.normal(), ("in", "out"))
+        return x + x @ self.param("kernel", init, (DIM, DIM)), None
+
+
+def test_layers_have_the_partitioning_of_their_own_dimensions() -> None:
+    model = linen.scan(
+        Partitioned, variable_axes={"params": 0}, split_rngs={"params": True}, length=LAYERS,
+        metadata_params={linen.PARTITION_NAME: "layers"},
+    )()  # fmt: skip
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch()["x"], None))
+    plan = piper.trace(lambda p, b: jnp.mean(model.apply(p, b["x"], None)[0] ** 2), params, batch())
+    assert {leaf.axis_names for b in plan.dag.buckets.values() for leaf in b.leaves} == {("in", "out")}
 
 
 class Layer(nnx.Module):
