@@ -83,5 +83,6 @@ def counted(count: int, noun: str) -> str:
 def suggest(word: str, known: Iterable[str]) -> str:
     """``"did you mean '1F1B'?"`` for the nearest known word, else the list of known words."""
     known = sorted(set(known))
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5) or [k for k in known if k.lower() == word.lower()]
+    lower = {k.lower(): k for k in known}
+    near = [lower[k] for k in difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)]
     return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)

@@ -103,7 +103,25 @@ def select(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:
     nodes = _found(dag, index, filter)
     if not nodes:
         raise _nothing(dag, index, filter)
+    for leaf in leaves(filter):
+        _require_known(index, filter, leaf)
     return tuple(nodes)
+
+
+def _require_known(index: NodeIndex, filter: Filter, leaf: Where) -> None:
+    """Refuses numbers among several that no node has, as one such number alone is refused."""
+    for name, spec in (("PP", leaf.PP), ("MB", leaf.MB)):
+        if not spec or not isinstance(spec, tuple | range):
+            continue
+        numbers = (spec[0], spec[-1]) if isinstance(spec, range) else spec
+        missing = [number for number in numbers if number not in index.by[name]]
+        if missing:
+            existing = sorted(number for number in index.by[name] if isinstance(number, int))
+            raise FilterError(
+                f"{filter}: there is no {name}={missing[0]}.",
+                detail=(f"{name} is {numbers_text(existing)}",),
+                help="name coordinates that exist.",
+            )
 
 
 def found(dag: Dag, filter: Filter) -> tuple[NodeId, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from piper_jax.arguments import shown
 from piper_jax.errors import DirectiveError, PiperError, suggest
 from piper_jax.ir.filters import where
+from piper_jax.ir.nodes import Compute
 from piper_jax.planning.history import at_line, failing_line, first_line
 from piper_jax.planning.plan import Plan
 from piper_jax.planning.registry import PHASES, Registered, find_strategy
@@ -150,7 +151,7 @@ def _applied(plan: Plan, strategy: Strategy, item: Directive, registered: Regist
     try:
         result = registered.function(plan, StrategyOptions.of(strategy, dict(item.options), item.name))
     except PiperError as error:
-        raise _located(error, strategy, item) from None
+        raise _located(error, strategy, item, registered) from None
     except Exception as error:
         at = failing_line(error, registered.file) or registered.place
         raise DirectiveError(
@@ -162,14 +163,28 @@ def _applied(plan: Plan, strategy: Strategy, item: Directive, registered: Regist
             f"strategy {item.name} at {registered.place} returned {type(result).__name__}, not a plan.",
             help="directives return new plans; end the function with return plan.",
         )
+    if registered.phase == "schedule":
+        _require_placed(result, item, registered)
     return _written_at(item.line or strategy.line, plan, result)
 
 
-def _located(error: PiperError, strategy: Strategy, item: Directive) -> PiperError:
+def _require_placed(plan: Plan, item: Directive, registered: Registered) -> None:
+    nodes = plan.dag.nodes.values()
+    missing = next((n.id for n in nodes if isinstance(n, Compute) and n.group is None), None)
+    if missing is not None:
+        raise DirectiveError(
+            f"{item.place}: strategy {item.name} at {registered.place} left {missing} without a group.",
+            help="a schedule places everything: plan.place(where(PP=...), group=options.group(rank)).",
+        )
+
+
+def _located(error: PiperError, strategy: Strategy, item: Directive, registered: Registered) -> PiperError:
     """The same error with the directive and where it was written; as it is, where it names a place of its own."""
     if error.data.get("place"):
         return error
     place = item.place if item.line else at_line("Strategy", strategy.line)
+    own = "" if registered.is_shipped else failing_line(error, registered.file)
+    place = f"{place}: {own}" if own else place
     help = _fewer_stages(error, strategy, item) or error.help
     return type(error)(f"{place}: {error.what}", detail=error.detail, help=help, **(error.data | {"place": place}))
 

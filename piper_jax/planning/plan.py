@@ -23,6 +23,7 @@ from piper_jax.planning.completion import complete
 from piper_jax.planning.history import Applied, at_line, earlier, user_line
 from piper_jax.planning.structure import Structure, differences
 from piper_jax.primitives import PRIMITIVES
+from piper_jax.primitives.rematerialization import policy_name
 from piper_jax.primitives.tensor import pairs
 
 FILTERS = ("filter", "slots")  # arguments that say themselves what they are
@@ -102,7 +103,7 @@ class Plan:
 
     def remat(self, filter: Filter, *, policy: str | Callable[..., object] = "nothing_saveable") -> Plan:
         """Activation checkpointing; see :func:`piper_jax.primitives.remat`. JAX's own policies are taken by name."""
-        return self._rewritten("remat", filter=filter, policy=getattr(policy, "__name__", policy))
+        return self._rewritten("remat", filter=filter, policy=policy_name(policy))
 
     def order(self, slots: Sequence[Filter | tuple[Filter, ...]]) -> Plan:
         """What runs one after another and what overlaps; see :func:`piper_jax.primitives.order`."""

@@ -87,7 +87,7 @@ def strategy(
             )
         file = function.__code__.co_filename
         known = _registered.get(name)
-        if known is not None and known.file != file:
+        if known is not None and known.file != file and Path(known.file).is_file():  # no cell of a notebook
             raise DirectiveError(
                 f"strategy {name!r} is registered twice.",
                 detail=(f"in {known.file}", f"and in {file}"),

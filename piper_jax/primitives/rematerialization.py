@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
@@ -23,6 +24,13 @@ POLICIES = (
     "checkpoint_dots_with_no_batch_dims",
 )
 """Names in ``jax.checkpoint_policies``."""
+
+
+def policy_name(policy: object) -> object:
+    """The name of a policy of JAX, which need not be a function; anything else as it is."""
+    jax = sys.modules.get("jax")
+    known = getattr(jax, "checkpoint_policies", None)
+    return next((n for n in POLICIES if policy is getattr(known, n, None)), getattr(policy, "__name__", policy))
 
 
 def remat(dag: Dag, filter: Filter, *, policy: str = "nothing_saveable") -> Rewritten:

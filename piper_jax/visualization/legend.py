@@ -38,7 +38,7 @@ def draw_heading(figure: Figure, report: Report, scene: Scene, size: tuple[float
     )
     title = shorten(report.title or "step", MAX_TITLE, placeholder=" ...")
     left, right, y = LEFT / size[0], 1 - LEFT / size[0], 1 - TITLE / size[1]
-    figure.text(left, y, title, fontsize=13, fontweight="bold", color=INK, va="center")
+    figure.text(left, y, title, fontsize=13, fontweight="bold", color=INK, va="center", parse_math=False)
     figure.text(right, y, "   ".join(facts), fontsize=8.5, va="center", ha="right", color=MUTED)
     for number, line in enumerate(legend_lines(report, scene)):
         _draw_line(figure, line, left, 1 - (TITLE + 0.3 + LINE * number) / size[1])

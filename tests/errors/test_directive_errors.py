@@ -75,6 +75,18 @@ def empty_match_names_what_exists():
 @expected(
     piper.FilterError,
     """
+    place[1] at FILE.py:LINE: where(PP=(0, 7)): there is no PP=7.
+        PP is 0-1
+    help: name coordinates that exist.
+""",
+)
+def one_of_several_stages_that_is_none():
+    split_chain().place(where(PP=(0, 7)), group=0)
+
+
+@expected(
+    piper.FilterError,
+    """
     remat[0] at FILE.py:LINE: where(path="layer.1") matches nothing.
         paths near it: layers.1, layers.0
     help: name coordinates that exist.

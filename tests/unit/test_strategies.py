@@ -12,8 +12,8 @@ import piper_jax as piper
 from piper_jax import AnnotationError, DirectiveError, Strategy, directive, where
 from piper_jax.ir.linear import linearize
 from piper_jax.ir.nodes import Compute, DeviceGroup
-from piper_jax.planning import StrategyOptions, load_strategies, strategies, strategies_text
-from piper_jax.planning.registry import directives_folder
+from piper_jax.planning import StrategyOptions, load_strategies, registry, strategies, strategies_text
+from piper_jax.planning.registry import directives_folder, find_strategy
 
 
 def rows(plan):
@@ -287,3 +287,26 @@ def test_what_is_not_a_strategy_is_refused():
     with pytest.raises(DirectiveError, match="is not a directive"):
         Strategy(directives=("1F1B",))
     assert piper.Strategy is Strategy
+
+
+def test_a_cell_of_a_notebook_registers_its_strategy_anew():
+    text = "@piper.strategy('Cell')\ndef cell(plan, options):\n    return plan\n"
+    for name in ("/tmp/ipykernel_1/1.py", "/tmp/ipykernel_1/2.py"):
+        exec(compile(text, name, "exec"), {"piper": piper})
+    assert find_strategy("Cell").file == "/tmp/ipykernel_1/2.py"
+    registry._registered.pop("Cell")
+
+
+def test_suggestions_know_no_case():
+    with pytest.raises(DirectiveError, match="did you mean 'DualPipeV'"):
+        find_strategy("dualpipev")
+
+
+def test_a_schedule_that_places_nothing_is_named():
+    @piper.strategy("Unfinished")
+    def unfinished(plan, options):
+        return plan.split(where(), num_microbatches=2)
+
+    with pytest.raises(DirectiveError, match=r"strategy Unfinished at test_strategies.py:\d+ left F\["):
+        chain(2).apply(Strategy(pipeline_parallel=2, directives=(directive("Unfinished"),)))
+    registry._registered.pop("Unfinished")

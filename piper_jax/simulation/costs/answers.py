@@ -40,7 +40,7 @@ def costs_of(model: CostModel, dag: Dag, nodes: Sequence[Node]) -> list[Cost]:
             raise ConfigError(
                 f"{owner}: {fault} for {node.id}.", help="give Cost(seconds), finite and from 0.", node=node.id
             )
-        found.append(answer)
+        found.append(answer._replace(duration=float(answer.duration)))
     return found
 
 
