@@ -20,7 +20,7 @@ LAYOUTS = [
     {"stages": 2, "data": 2, "microbatches": 4, "schedule": "1F1B"},
     {"stages": 4, "data": 2, "microbatches": 4, "schedule": "GPipe"},
 ]
-FEWER = [pytest.param(layout, marks=pytest.mark.full) if k == 0 else layout for k, layout in enumerate(LAYOUTS)]
+FEWER = [pytest.param(layout, marks=pytest.mark.full) if k < 2 else layout for k, layout in enumerate(LAYOUTS)]
 
 
 # -- dropout --------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def keyed() -> Problem:
     return Problem(loss_fn=_masked_by_key, params=Tower(), batch=tokens())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [*LAYOUTS[:1], *FEWER[1:]], ids=str)
 def test_dropout_of_nnx_streams(streams: Problem, layout: dict[str, Any]) -> None:
     """The reference knows slices only, so equality in every layout means independence of stages and schedule."""
     assert_equivalent(streams, strategy(**layout))

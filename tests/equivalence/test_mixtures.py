@@ -32,8 +32,6 @@ SIGMOID = {
 TWO_WAY = {"num_layers": 4}
 CELLS = [
     (SIGMOID | TWO_WAY, {"stages": 2, "data": 2, "microbatches": 4, "schedule": "DualPipeV", "zero_stage": 1}),
-]
-MORE = [
     (SOFTMAX, {"stages": 2, "data": 2, "microbatches": 2, "schedule": "1F1B", "zero_stage": 1}),
     (DROPLESS, {"stages": 2, "data": 2, "microbatches": 2, "schedule": "ZBH1", "zero_stage": 3}),
     (SIGMOID, {"stages": 2, "data": 2, "microbatches": 2, "schedule": "1F1B", "zero_stage": 3}),
@@ -69,9 +67,8 @@ def _name(value: Any) -> str:
     return "-".join(str(v) for v in value.values()) or "softmax"
 
 
-@pytest.mark.parametrize(
-    ("changes", "layout"), [*CELLS, *(pytest.param(*cell, marks=pytest.mark.full) for cell in MORE)], ids=_name
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("changes", "layout"), CELLS, ids=_name)
 def test_a_step_is_that_of_one_device(changes: dict[str, Any], layout: dict[str, Any]) -> None:
     tested = problem(changes)
     train = assert_equivalent(tested, strategy(**layout))

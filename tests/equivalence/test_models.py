@@ -30,7 +30,7 @@ def gpt_problem(module: Any, *, scale: float = 8.0, **changes: Any) -> Problem:
     return Problem(loss_fn=model.loss_fn, params=params, batch=text())
 
 
-@pytest.mark.parametrize("module", [gpt, gpt_linen], ids=["nnx", "linen"])
+@pytest.mark.parametrize("module", [gpt, pytest.param(gpt_linen, marks=pytest.mark.full)], ids=["nnx", "linen"])
 @pytest.mark.parametrize(
     ("changes", "layout"),
     [

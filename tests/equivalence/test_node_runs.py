@@ -55,7 +55,7 @@ def test_what_a_node_gives_is_what_one_device_gives(
 
 
 @pytest.mark.parametrize("name", ["F[PP=1,MB=1]", "B[PP=0,MB=1]"])
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_under_zero_parameters_are_gathered_first(problem: Problem, stage: int, name: str) -> None:
     train = problem.parallelize(strategy(stages=2, data=2, microbatches=2, zero_stage=stage))
     found = train.run_node(name, train.init(problem.params), problem.batch)
