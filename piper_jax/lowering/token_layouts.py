@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from piper_jax.tracing.dispatch import Dispatch
 
+UNASSIGNED = 1 << 22
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -74,8 +76,13 @@ class Rows:
 
     @cached_property
     def excess(self) -> Any:
-        """By how many rows what goes to one device is above the bound; nothing is lost where it is 0."""
-        return jnp.maximum(self._sent[1].max() - self.bound, 0)
+        """By how many rows what goes to one device is above the bound, or UNASSIGNED and how many are of no expert.
+
+        Nothing is lost where it is 0.
+        """
+        unassigned = self.dispatch.rows - self.sizes.sum()
+        without_room = jnp.maximum(self._sent[1].max() - self.bound, 0)
+        return jnp.where(unassigned > 0, UNASSIGNED + unassigned, without_room)
 
     @cached_property
     def _sorted(self) -> Any:
@@ -90,7 +97,7 @@ class Rows:
         return jnp.where(expert < self.dispatch.num_local, start + position, self.dispatch.num_parts * self.bound)
 
     def to_experts(self, value: Any) -> Any:
-        """``[devices, bound, ...]``; all NaN if there are more rows than that, so that no result can look right."""
+        """``[devices, bound, ...]``; all NaN if there are more rows than that, or some of no expert."""
         first, count = self._sent
         position = jnp.arange(self.bound)
         place = jnp.where(position < count[:, None], first[:, None] + position, value.shape[0])

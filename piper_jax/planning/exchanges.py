@@ -66,7 +66,8 @@ def _is_sizes(dag: Dag, node: NodeId, value: str) -> bool:
     """Whether a value says how many rows are of each expert."""
     known = dag.values.get(value)
     bounded = dag.ops[node.op].row_bound is not None
-    return bounded and known is not None and len(known.shape) == 1 and "int" in known.dtype
+    vector = known is not None and len(known.shape) == 1 and known.batch_dim is None and "int" in known.dtype
+    return bounded and vector
 
 
 def _parts(name: NodeId, around: Mapping[NodeId, _Around]) -> Sequence[NodeId]:

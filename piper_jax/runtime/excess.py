@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from piper_jax.errors import RuntimeFault
+from piper_jax.errors import RuntimeFault, counted
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.token_layouts import UNASSIGNED
 
 IN_FLIGHT = 2
 
@@ -56,6 +57,13 @@ def is_excess(key: Key) -> bool:
 
 
 def _no_room(context: Context, op: str, excess: int) -> RuntimeFault:
+    if excess > UNASSIGNED:
+        return RuntimeFault(
+            f"step: {counted(excess - UNASSIGNED, 'row')} of a slice belong to no expert of {op}: its sizes add up to "
+            "less than its rows; the loss and the state are NaN.",
+            help="let sizes cover all rows (what is left out goes to some expert, with weight 0), and go on from an "
+            "earlier state.",
+        )
     found = context.dispatch_of(op)
     assert found is not None
     assert found.bound is not None

@@ -88,6 +88,7 @@ class Train:
     @checked(RuntimeFault, apart=("state",))
     def opt_state(self, state: TrainState) -> Any:
         """The optax state in its own structure, as plain arrays on the first device."""
+        self._excess.check(wait=True)
         optimizer = self._need_optimizer("opt_state")
         leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self.devices[0])
         return optimizer.build(leaves)

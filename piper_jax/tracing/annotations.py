@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ DEGREES = (
     "stages",
 )  # fmt: skip
 NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
+MOST = 1e6  # a larger bound of rows is room for all
 USE = "put it above a function or a class, or write: with piper.annotate(...)."
 _marks = itertools.count()
 _replica_axes: list[tuple[str, ...] | None] = [None]
@@ -132,9 +133,10 @@ def expert_region(fn: Callable[..., Any], expert_dim: int = 0, *, row_bound: flo
     """
     if expert_dim != 0:
         raise AnnotationError(f"expert_region(expert_dim={expert_dim})", help="transpose so that experts come first")
-    if row_bound is not None and not (isinstance(row_bound, int | float) and row_bound > 0):
+    real = isinstance(row_bound, numbers.Real | np.number) and not isinstance(row_bound, bool)
+    if row_bound is not None and not (real and row_bound > 0):
         raise AnnotationError(f"expert_region(row_bound={row_bound!r})", help="a number above 0, such as 1.5")
-    mark = None if row_bound is None else 0 if math.isinf(row_bound) else max(1, round(row_bound * THOUSANDTHS))
+    mark = None if row_bound is None else 0 if row_bound > MOST else max(1, round(float(row_bound) * THOUSANDTHS))
 
     @functools.wraps(fn)
     def region(*args: Any, **kwargs: Any) -> Any:

@@ -106,15 +106,11 @@ def dispatch(program: LossProgram, chunk: Chunk, place: str, num_parts: int, bou
     avals = program.flat.avals
     values = {v: avals[v] for v in (*chunk.externals, *chunk.exports)}
     state = [avals[program.state_input(i)] for i in chunk.state]
-    sizes = [a for a in values.values() if len(a.shape) == 1 and jnp.issubdtype(a.dtype, jnp.integer)]
-    first = next(iter(sizes if bound is not None else values.values()), None)
+    first = next(iter(values.values()), None) if bound is None else _sizes(program, chunk, place)
     if first is None or not first.shape or chunk.terms or chunk.metrics or (chunk.batch or chunk.uses_key):
         raise PlanError(
-            f"compile: {place} cannot be sharded: its region has other inputs and outputs than dispatched tensors"
-            + (" and their sizes." if bound is not None else "."),
-            help="take and return [experts, capacity, ...]"
-            + (", or rows and sizes" if bound is not None else "")
-            + ".",
+            f"compile: {place} cannot be sharded: its region has other inputs and outputs than dispatched tensors.",
+            help="take and return [experts, capacity, ...], or rows and sizes.",
         )
     num_experts = first.shape[0]
     if num_experts % num_parts:
@@ -131,3 +127,32 @@ def dispatch(program: LossProgram, chunk: Chunk, place: str, num_parts: int, bou
                 help="every parameter and every tensor of an expert region has the experts on dimension 0.",
             )
     return Dispatch(place=place, num_experts=num_experts, num_parts=num_parts, bound=most, rows=rows)
+
+
+def _sizes(program: LossProgram, chunk: Chunk, place: str) -> Any:
+    """Of what enters a region of rows, how many rows are of each expert: the sizes of its ragged products."""
+    flat = program.flat
+    made = {o: eqn for eqn in (flat.eqns[i] for i in chunk.eqns) for o in eqn.outputs}
+    vectors = [
+        v for v in chunk.externals if len(flat.avals[v].shape) == 1 and jnp.issubdtype(flat.avals[v].dtype, jnp.integer)
+    ]
+    of_products: dict[int, None] = {}
+    for eqn in (flat.eqns[i] for i in chunk.eqns if flat.eqns[i].name.startswith("ragged_dot")):
+        value = eqn.inputs[2]
+        while isinstance(value, int) and value in made and made[value].name == "convert_element_type":
+            value = made[value].inputs[0]
+        if value in vectors:
+            of_products[value] = None  # type: ignore[index]
+    found = list(of_products) or vectors
+    if not found:
+        raise PlanError(
+            f"compile: no sizes that depend on the batch enter {place}, whose region takes rows.",
+            help="pass the number of rows of each expert as an argument, or use places: [experts, capacity, ...].",
+        )
+    alike = [v for v in vectors if flat.avals[v].shape == flat.avals[found[0]].shape]
+    if len(found) > 1 or len(alike) > 1:
+        raise PlanError(
+            f"compile: {len(alike)} vectors of integers that could be its sizes enter {place}.",
+            help="pass sizes alone as a vector; give other integers a dimension more, [rows, 1].",
+        )
+    return flat.avals[found[0]]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from piper_jax import _jax_compat
 from piper_jax.errors import AnnotationError, TraceError
 from piper_jax.tracing.flat import BOUND, THOUSANDTHS, Flat, RegionKey
 from piper_jax.tracing.loss_program import LossProgram
@@ -101,8 +102,9 @@ def _own_inputs(program: LossProgram, owner: dict[int, int], inside: Mapping[int
         for value in flat.eqns[i].reads():
             source = producer.get(value)
             if source is None and program.data_dependent[value]:
+                at = flat.eqns[i].path or _jax_compat.user_line(flat.eqns[i].eqn)
                 raise TraceError(
-                    f"trace: the expert region at {flat.eqns[i].path} reads the batch or the random key directly.",
+                    f"trace: the expert region at {at} reads the batch or the random key directly.",
                     help="pass it what it reads as an argument, dispatched like the tokens.",
                 )
             if source is not None and source not in owner and program.data_dependent[value]:

@@ -7,6 +7,7 @@ hide in a region. What does not come from any expert (a constant mask) is comput
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,8 +113,13 @@ class _Equation:
     def bind(self, values: Sequence[Any], **changed: Any) -> Sequence[Any]:
         return _jax_compat.bind(self.flat.eqn, values, **changed)
 
+    def _line_before(self) -> str:
+        """The user's line nearest before an equation of which JAX kept none, such as of its own jitted functions."""
+        before = itertools.takewhile(lambda eqn: eqn is not self.flat, self.region.flat.eqns)
+        return next(filter(None, (_jax_compat.user_line(eqn.eqn) for eqn in reversed(tuple(before)))), "its region")
+
     def refused(self, why: str) -> PlanError:
-        at = _jax_compat.user_line(self.flat.eqn) or self.flat.path
+        at = _jax_compat.user_line(self.flat.eqn) or self.flat.path or self._line_before()
         return PlanError(
             f"compile: `{self.name}` at {at} {why}, so {self.region.place} cannot be sharded.",
             help="keep what belongs to each expert apart inside the region, or use expert_parallel=1.",

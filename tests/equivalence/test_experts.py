@@ -172,6 +172,48 @@ def test_rows_without_room_are_an_error_and_nothing_is_dropped() -> None:
     assert_equivalent(enough, strategy(expert_parallel=2, microbatches=2))
 
 
+class Ragged(nnx.Module):
+    """Rows of experts beside other integers; ``cover`` says whether all rows are of some expert."""
+
+    def __init__(self, *, cover: bool = True):
+        keys = jax.random.split(jax.random.key(0), 3)
+        self.router = nnx.Param(jax.random.normal(keys[0], (8, 4)))
+        self.kernel = nnx.Param(jax.random.normal(keys[1], (4, 8, 8)))
+        self.dense = nnx.Param(jax.random.normal(keys[2], (8, 8)))
+        self.cover = cover
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        with piper.annotate("PP"):
+            x = x @ self.dense[...]
+            chosen = jnp.argmax(x @ self.router[...], -1)
+            order = jnp.argsort(chosen)
+            sizes = jnp.bincount(chosen, length=4).astype(jnp.int32)
+            sizes = sizes if self.cover else sizes.at[-1].set(0)
+            kernel = self.kernel[...]
+
+            def experts(kinds: jax.Array, rows: jax.Array, sizes: jax.Array) -> jax.Array:
+                return rows + jax.lax.ragged_dot(rows * (1 + kinds[:, None]), kernel, sizes)
+
+            return piper.expert_region(experts, row_bound=2.0)(order % 3, x[order], sizes)[jnp.argsort(order)]
+
+
+def ragged(**options: bool) -> Problem:
+    x = jax.random.normal(jax.random.key(1), (32, 8))
+    return Problem(
+        loss_fn=lambda model, batch: (model(batch["x"]) ** 2).mean(), params=Ragged(**options), batch={"x": x}, steps=1
+    )
+
+
+def test_integers_of_rows_are_no_sizes_and_rows_of_no_expert_an_error() -> None:
+    assert_equivalent(ragged(), strategy(expert_parallel=2, microbatches=1))
+    tested = ragged(cover=False)
+    train = tested.parallelize(strategy(expert_parallel=2, microbatches=1))
+    state, metrics = train.step(train.init(tested.params), tested.batch)
+    assert np.isnan(metrics["loss"])
+    with pytest.raises(RuntimeFault, match="of a slice belong to no expert of"):
+        train.opt_state(state)
+
+
 def test_evaluation_and_single_nodes_have_the_same_experts() -> None:
     tested = problem(SOFTMAX | {"num_layers": 1})
     train = tested.parallelize(strategy(expert_parallel=2, data=2, microbatches=1))

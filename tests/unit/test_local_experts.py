@@ -96,3 +96,8 @@ def test_experts_that_are_kept_apart_give_the_same_numbers_and_gradients(name: s
 def test_experts_that_are_mixed_are_refused(name: str) -> None:
     with pytest.raises(PlanError, match="cannot be sharded"):
         locally(MIXED[name])(X, W)
+
+
+@pytest.mark.parametrize("bound", [1e306, np.float32(1.5), 2])
+def test_a_bound_of_rows_is_any_number_above_0(bound):
+    assert piper.expert_region(lambda x: x + 1, row_bound=bound)(jnp.zeros(2)).sum() == 2
