@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import piper_jax as piper
 from piper_jax.errors import PlanError
 from piper_jax.tracing.flat import flatten, read
 from piper_jax.tracing.local_experts import EXPERT_AXIS, LocalExperts, Part
