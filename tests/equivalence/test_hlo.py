@@ -57,7 +57,7 @@ def parallelized(loss: Any, model: Any, optimizer: Any, **layout: Any) -> piper.
         (False, {"stages": 1, "data": 4, "microbatches": 2}),
         (False, {"stages": 2, "data": 2, "microbatches": 3, "schedule": "GPipe"}),
         (True, {"stages": 3, "data": 2, "microbatches": 4}),
-        (True, {"stages": 3, "data": 1, "microbatches": 4}),
+        pytest.param(True, {"stages": 3, "data": 1, "microbatches": 4}, marks=pytest.mark.full),
     ],
     ids=str,
 )

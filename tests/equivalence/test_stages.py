@@ -16,7 +16,7 @@ from piper_jax.ir.nodes import Send
 
 
 # -- uneven ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("schedule", [pytest.param("GPipe", marks=pytest.mark.full), "1F1B"])
 def test_seven_layers_on_three_stages(schedule: str) -> None:
     problem = Problem(loss_fn=mean_loss, params=Tower(layers=7), batch=tokens())
     train = assert_equivalent(problem, strategy(stages=3, data=2, microbatches=4, schedule=schedule))
