@@ -9,7 +9,7 @@ from functools import cache
 from itertools import combinations
 from random import Random
 
-DEVICES, SAMPLE_SIZE, TRIES = 8, 7, 40
+DEVICES, SAMPLE_SIZE, TRIES = 8, 10, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
