@@ -42,6 +42,7 @@ def test_adapters_on_some_layers(layout: dict[str, Any]) -> None:
     assert backwards == set(range(first, layout["stages"]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_variables_chosen_by_path(layout: dict[str, Any]) -> None:
     """The head and the biases of the blocks; all filters of NNX choose what is trained."""

@@ -28,7 +28,7 @@ def shape_problem(model: Shape, *, rows: int = 16) -> Problem:
         pytest.param(TwoTowers, {"interleaved": True}, 4, "ZBH1", marks=full),
         pytest.param(TwoTowers, {}, 2, "DualPipeV", marks=full),
         pytest.param(TwoTowers, {"regions": False}, 2, "1F1B", marks=full),
-        (UNet, {}, 3, "1F1B"),
+        pytest.param(UNet, {}, 3, "1F1B", marks=full),
         pytest.param(UNet, {"regions": False}, 3, "1F1B", marks=full),
         pytest.param(UNet, {}, 2, "ZBV", marks=full),
     ],
@@ -52,6 +52,7 @@ def _edges(plan: Plan) -> set[tuple[int, int]]:
     return {(a.PP, b.PP) for a, b in ends if (a.PASS, b.PASS) == ("F", "F") and a.PP != b.PP}
 
 
+@full
 def test_a_tower_without_gradients_has_no_backward() -> None:
     """``stop_gradient`` at the end of a tower: its stages have forwards alone."""
     problem = shape_problem(TwoTowers(frozen=True))
