@@ -32,7 +32,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{path}: {reason}.", help=_nearest_file(path)) from None

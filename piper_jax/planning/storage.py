@@ -88,7 +88,7 @@ def load_plan(path: str | PathLike[str]) -> Plan:
       PlanError: there is no such file, or it is not a plan.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise PlanError(f"cannot read {path}: {error}.", help="give a file that plan.save wrote.") from None
     return plan_from_json(text, str(path))

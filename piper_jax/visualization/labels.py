@@ -65,7 +65,8 @@ def group_lines(group: GroupReport) -> tuple[str, ...]:
     """What names a row: ``g0`` over ``stages 0, 7``."""
     if not group.stages:
         return (group.name,)
-    numbers = ", ".join(map(str, group.stages[:4])) + (", ..." if len(group.stages) > 4 else "")
+    several = len(group.stages) > 3
+    numbers = f"{group.stages[0]} ... {group.stages[-1]}" if several else ", ".join(map(str, group.stages))
     return group.name, f"stages {numbers}" if len(group.stages) > 1 else f"stage {numbers}"
 
 

@@ -64,7 +64,8 @@ def shade_entries(scene: Scene) -> Entries:
     """What each paler shade means, of a pass that has it; nothing where every group holds one stage."""
     palest = max(scene.looks(), key=lambda look: (look[1], look[0] == "F"), default=("F", 0))
     most = min(palest[1], MAX_SHADE)
-    names = [ORDINALS[n] for n in range(1, most)] + [f"{ORDINALS[most]} stage of its group"]
+    last = f"{ORDINALS[most]} and later" if palest[1] > most else ORDINALS[most]
+    names = [ORDINALS[n] for n in range(1, most)] + [f"{last} stage of its group"]
     return {name: shaded(COLORS[palest[0]], n) for n, name in enumerate(names, start=1)} if most else {}
 
 
