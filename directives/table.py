@@ -153,11 +153,14 @@ def _by_rank(file, rows):
 
 
 # -- tasks ------------------------------------------------------------------------------------------
+TASK = r"(\d{0,9})(F|BI?|BW|I|W)(\d{1,9})|(F|BI?|BW|I|W)(\d{1,9})\.(\d{1,9})"
+
+
 def _slots(file, rank, row, microbatches):
     """The slots of a row with their cells: ``2F1+2B0`` is ((2, "F", 1), (2, "B", 0)); F1 is of the rank's stage."""
     full, slots = {"I": "BI", "W": "BW"}, []
     for number, word in row:
-        found = [re.fullmatch(r"(\d*)(F|BI?|BW|I|W)(\d+)|(F|BI?|BW|I|W)(\d+)\.(\d+)", task) for task in word.split("+")]
+        found = [re.fullmatch(TASK, task) for task in word.split("+")]
         cell = f"{file}: row {rank}, cell {number} ({word})"
         if word in IDLE:
             continue
@@ -180,7 +183,7 @@ def _no_task(file, rank, row, number, word):
     words = [other for _, other in row]
     legal = [f"{name}{i}" for name in ("F", "B", "BI", "BW") for i in re.findall(r"\d+", word) or ("0",)]
     near = difflib.get_close_matches(word.upper(), legal, n=1, cutoff=0.6)
-    if len(words) > 1 and not any(re.match(r"\d*[FBIW]\w*\d", other) for other in words):
+    if len(words) > 1 and not any(re.match(r"\d*[FBIW]\w*\d", other.upper()) for other in words):
         fix = f"columns have no names; put # before these. {FORMS}"
         return _fault(f"{file}: row {rank} holds no task, but {', '.join(words[:4])}.", fix)
     if word.isdigit() and word == words[0]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Real
 
 from piper_jax.arguments import require_fields
@@ -75,6 +76,13 @@ class Hardware:
         require_fields(self, ConfigError, f"{owner}: ")
         if not self.levels:
             raise ConfigError(f"{owner}: levels is empty.", help="give one Level at least, with num_devices=None.")
+        sizes = [level.num_devices for level in self.levels]
+        inner = [size for size in sizes[:-1] if size is not None]
+        if sizes[-1] is not None or len(inner) < len(sizes) - 1 or any(b % a or a == b for a, b in pairwise(inner)):
+            raise ConfigError(
+                f"{owner}: its levels are of {', '.join(map(str, sizes))} devices.",
+                help="from the smallest blocks to larger ones that hold whole blocks, the last with num_devices=None.",
+            )
         if "float32" not in dict(self.flops_per_second):
             raise ConfigError(
                 f"{owner}: flops_per_second has no float32.",

@@ -337,3 +337,15 @@ def test_what_a_cost_model_answers_is_checked_and_names_the_node(answer, message
     with pytest.raises(ConfigError) as caught:
         simulate(pipeline_dag(gpipe, 2, 2), costs=Answering(answer))
     assert str(caught.value).splitlines()[0] == message
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (None, 8), (2, 3, None), (4, 4, None)])
+def test_levels_of_a_network_hold_one_another(sizes):
+    levels = tuple(
+        Level(name=f"l{n}", num_devices=size, bandwidth=1e9, ring_bandwidth=1e9, latency_seconds=0.0)
+        for n, size in enumerate(sizes)
+    )
+    with pytest.raises(ConfigError, match="its levels are of"):
+        Hardware(
+            name="mine", flops_per_second=(("float32", 1e12),), memory_bandwidth=1e12, memory_bytes=1, levels=levels
+        )

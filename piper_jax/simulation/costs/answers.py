@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from piper_jax.arguments import shown
 from piper_jax.errors import ConfigError, PiperError
@@ -24,7 +25,13 @@ def costs_of(model: CostModel, dag: Dag, nodes: Sequence[Node]) -> list[Cost]:
     owner = type(model).__name__
     if model.concurrency is not None:
         require_numbers(owner, above=0, concurrency=model.concurrency)
-    cost, found = model.bind(dag), list[Cost]()
+    capacity = cast(object, model.device_bytes)
+    if model.time_unit not in ("s", "") or not isinstance(capacity, int | None):
+        raise ConfigError(
+            f"{owner}: time_unit={shown(model.time_unit)}, device_bytes={shown(model.device_bytes)}.",
+            help='time_unit is "s" or "" (ticks), device_bytes a whole number or None.',
+        )
+    cost, found = _bound(model, dag), list[Cost]()
     for node in nodes:
         try:
             answer = cost(node)
@@ -42,6 +49,16 @@ def costs_of(model: CostModel, dag: Dag, nodes: Sequence[Node]) -> list[Cost]:
             )
         found.append(answer._replace(duration=float(answer.duration)))
     return found
+
+
+def _bound(model: CostModel, dag: Dag) -> Callable[[Node], Cost]:
+    try:
+        return model.bind(dag)
+    except PiperError:
+        raise
+    except Exception as error:
+        fault = f"{type(model).__name__}.bind fails: {first_line(error)}"
+        raise ConfigError(fault, help="bind(dag) gives a function from node to Cost.") from error
 
 
 def _fault(answer: object) -> str:
