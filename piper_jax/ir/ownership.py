@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ class Ownership:
       owners: groups whose compute nodes read it, in group order.
       group: the owner, or the joint group of several.
       axes: axes of ``group`` over which copies of the bucket lie: reduced, or sharded under ZeRO.
-      num_copies: devices along ``axes``; 1 means that nothing is to be reduced.
+      num_copies: devices along ``axes``; 1 means that nothing is to be reduced, as where all leaves are empty.
       num_parts: over how many devices of each owner its experts are divided, each of which has others.
       replication: as directed; without a directive the bucket is whole on each owner.
       elementwise: as for the bucket.
@@ -117,6 +118,8 @@ def ownership(
         axes = ("owner", *axes)
         if len({axes_of(g) for g in groups}) > 1:
             _require_whole(name, groups, wanted)
+    if not any(math.prod(leaf.shape) for leaf in dag.buckets[name].leaves):
+        axes = ()
     num_copies = axis_size(group, axes)
     return Ownership(
         bucket=name, owners=owners, group=group, axes=axes, num_copies=num_copies,

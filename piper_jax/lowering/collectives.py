@@ -72,7 +72,7 @@ class StateCollective:
                 results = scatter_sum(values, axes, count)
             case "gather":
                 results = gather_whole(values, [self.context.whole_spec(k).shape for k in self.writes], axes)
-        env[fence] = results[0]
+        env[fence] = next((r for r in results if r.size), env.get(fence, results[0]))
         for key, value in zip(self.writes, results, strict=True):
             if self.does == "accumulate":
                 env[key] = env[key] + value
@@ -89,12 +89,16 @@ def after_fence(context: Context, env: Mapping[Key, Any], key: Key, values: Sequ
     if key not in env:
         return values
     values, before = jax.lax.optimization_barrier((values, env[key]))
-    if not context.has_streams:
+    if not context.has_streams or not before.size:
         return values
-    bits = jax.lax.bitcast_convert_type(before.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(jnp.real(before.reshape(-1)[0]).astype(jnp.float32), jnp.uint32)
     zero = ((bits >> 16) >> 16).astype(jnp.int32)
-    firsts = [jax.lax.slice(v, (0,) * v.ndim, (1,) * v.ndim) for v in values]
-    return [jax.lax.dynamic_update_slice(v, f, (zero,) * v.ndim) for v, f in zip(values, firsts, strict=True)]
+    return [_first_written_at(zero, v) if v.size else v for v in values]
+
+
+def _first_written_at(zero: Any, value: Any) -> Any:
+    first = jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim)
+    return jax.lax.dynamic_update_slice(value, first, (zero,) * value.ndim)
 
 
 def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:

@@ -17,8 +17,8 @@ from piper_jax.tracing.optimizer_program import OptimizerProgram
 
 
 def num_words(aval: Any) -> int:
-    """32-bit words of a value: two for each 64-bit element, else one."""
-    return math.prod(aval.shape) * (2 if jnp.dtype(aval.dtype).itemsize == 8 else 1)
+    """32-bit words of a value: those of one element, at least one, for each."""
+    return math.prod(aval.shape) * max(jnp.dtype(aval.dtype).itemsize // 4, 1)
 
 
 def pack(values: Sequence[Any]) -> Any:
@@ -37,22 +37,27 @@ def unpack(words: Any, avals: Sequence[Any]) -> list[Any]:
 
 
 def _words(value: Any) -> Any:
-    size = value.dtype.itemsize
-    if value.dtype == jnp.bool_ or (size < 4 and jnp.issubdtype(value.dtype, jnp.integer)):
-        value = value.astype(jnp.int32)
-    elif size < 4:
-        value = value.astype(jnp.float32)
-    return jax.lax.bitcast_convert_type(value.reshape(-1), jnp.uint32).reshape(-1)
+    if jnp.iscomplexobj(value):
+        return jnp.concatenate([_words(jnp.real(value)), _words(jnp.imag(value))])
+    return jax.lax.bitcast_convert_type(value.astype(_wide(value.dtype)).reshape(-1), jnp.uint32).reshape(-1)
 
 
 def _value(words: Any, aval: Any) -> Any:
     dtype = jnp.dtype(aval.dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        part = jax.ShapeDtypeStruct(aval.shape, jnp.finfo(dtype).dtype)
+        real, imaginary = (_value(half, part) for half in jnp.split(words, 2))
+        return jax.lax.complex(real, imaginary)
     if dtype.itemsize == 8:
-        return jax.lax.bitcast_convert_type(words.reshape(-1, 2), dtype).reshape(aval.shape)
-    wide = dtype
-    if dtype == jnp.bool_ or dtype.itemsize < 4:
-        wide = jnp.dtype(jnp.float32 if jnp.issubdtype(dtype, jnp.floating) else jnp.int32)
-    return jax.lax.bitcast_convert_type(words, wide).astype(dtype).reshape(aval.shape)
+        words = words.reshape(-1, 2)
+    return jax.lax.bitcast_convert_type(words, _wide(dtype)).astype(dtype).reshape(aval.shape)
+
+
+def _wide(dtype: Any) -> Any:
+    """The real dtype of at least 32 bits that holds every number of ``dtype``."""
+    if dtype == jnp.bool_ or (dtype.itemsize < 4 and jnp.issubdtype(dtype, jnp.integer)):
+        return jnp.dtype(jnp.int32)
+    return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

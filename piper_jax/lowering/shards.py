@@ -83,10 +83,15 @@ def _fill(out: list[Any], positions: Sequence[int], values: Sequence[Any]) -> No
 
 def _bytes(value: Any) -> Any:
     value = value.astype(jnp.uint8) if value.dtype == jnp.bool_ else value
+    value = jnp.stack([jnp.real(value), jnp.imag(value)], -1) if jnp.iscomplexobj(value) else value
     return jax.lax.bitcast_convert_type(value, jnp.uint8).reshape(-1)
 
 
 def _from_bytes(words: Any, like: Any) -> Any:
+    if jnp.iscomplexobj(like):
+        part = jnp.finfo(like.dtype).dtype
+        pairs = jax.lax.bitcast_convert_type(words.reshape(-1, 2, part.itemsize), part)
+        return jax.lax.complex(pairs[:, 0], pairs[:, 1])
     if like.dtype == jnp.bool_ or like.dtype.itemsize == 1:
         return words.astype(like.dtype) if like.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, like.dtype)
     return jax.lax.bitcast_convert_type(words.reshape(-1, like.dtype.itemsize), like.dtype)

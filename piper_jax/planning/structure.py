@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 
 Structure = Mapping[str, tuple[str, ...]]
-"""A traced program as text: by kind (parameter, operation, optimizer state), one line for each."""
+"""A traced program as text: by kind (parameter, operation, update, ...), one line for each."""
 
 
 def differences(saved: Structure, given: Structure) -> Iterator[str]:

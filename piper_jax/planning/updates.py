@@ -130,7 +130,7 @@ def _reduce(dag: Dag, new: Additions, owned: Mapping[str, Ownership], sources: M
     for bundle in bundles((o for o in owned.values() if sources[o.bucket]), dag):
         first = bundle[0]
         if first.num_copies == 1:
-            _link(new, bundle, sources, first.owners)
+            _link(dag, new, bundle, sources)
             continue
         kind = "reduce_scatter" if first.num_shards > 1 else "all_reduce"
         parts: dict[int | None, dict[str, list[NodeId]]] = {}
@@ -167,13 +167,11 @@ def _gather_for_update(new: Additions, bundle: Sequence[Ownership], reductions: 
     new.data += (DataEdge(node.id, update_id(owner, 0), node.values) for owner in first.owners)
 
 
-def _link(
-    new: Additions, bundle: Sequence[Ownership], sources: Mapping[str, Sequence[NodeId]], owners: Sequence[str]
-) -> None:
-    """Gradients go straight from backward to update."""
+def _link(dag: Dag, new: Additions, bundle: Sequence[Ownership], sources: Mapping[str, Sequence[NodeId]]) -> None:
+    """Gradients go straight from backward to the update of its group."""
     for o in bundle:
         for src in sources[o.bucket]:
-            new.data += (DataEdge(src, update_id(owner, 0), (f"gradient {o.bucket}",)) for owner in owners)
+            new.data.append(DataEdge(src, update_id(dag.nodes[src].group or "", 0), (f"gradient {o.bucket}",)))
 
 
 def _rounds(dag: Dag, owned: Mapping[str, Ownership]) -> dict[str, int]:

@@ -61,7 +61,9 @@ class Assembly:
             loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
             bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
             bucket_names=bucket_names, forward_only=self.forward_only, uncounted=uncounted_regions(self.program),
-            structure=structure(self.program.flat, self.state, update, self.units.of_eqn, names),
+            structure=structure(
+                self.program.flat, self.state, update, self.units.of_eqn, names, self.layout, dag.buckets, dag.couplings
+            ),
         )  # fmt: skip
         return Plan(dag=dag, history=(), source=source)
 

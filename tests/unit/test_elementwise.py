@@ -111,17 +111,45 @@ def test_how_parts_of_an_exchanged_value_are_put_together(optimizer: Any, combin
     assert exchanged <= set(found.elementwise.combine)
 
 
-def test_the_plan_says_which_state_is_updated_whole(tmp_path: Any) -> None:
-    def loss(params: Any, batch: Any) -> Any:
-        with piper.annotate("PP"):
-            x = jnp.tanh(batch @ params["kernel"])
-        with piper.annotate("PP"):
-            return jnp.mean((x + params["bias"]) ** 2)
+def two_stages(params: Any, batch: Any) -> Any:
+    with piper.annotate("PP"):
+        x = jnp.tanh(batch @ params["kernel"])
+    with piper.annotate("PP"):
+        return jnp.mean((x + params["bias"]) ** 2)
 
-    params = {"kernel": np.ones((6, 8), np.float32), "bias": np.zeros(8, np.float32)}
-    batch = np.ones((8, 6), np.float32)
-    factored = optax.scale_by_factored_rms(min_dim_size_to_factor=4)
-    plan = piper.trace(loss, params, batch, optimizer=factored)
+
+KERNEL_AND_BIAS = {"kernel": np.ones((6, 8), np.float32), "bias": np.zeros(8, np.float32)}
+ROWS = np.ones((8, 6), np.float32)
+
+
+def traced(optimizer: Any, params: Any = KERNEL_AND_BIAS) -> piper.Plan:
+    return piper.trace(two_stages, params, ROWS, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "differs"),
+    [
+        (optax.adamw(1e-2), optax.lamb(1e-2), ["  saved: bias: element by element", "  given: bias: whole"]),
+        (optax.clip(1.0), optax.clip_by_global_norm(1.0), ["  saved: none", "  given: round 0: exchanges 8 bytes"]),
+        (optax.sgd(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.bfloat16), ["bfloat16"]),
+    ],
+)
+def test_a_plan_is_bound_to_no_optimizer_that_it_was_not_made_for(saved: Any, given: Any, differs: list[str]) -> None:
+    """Their states have the same names."""
+    plan, other = traced(saved), traced(given)
+    assert plan.source.optimizer.leaf_paths == other.source.optimizer.leaf_paths
+    with pytest.raises(piper.PlanError, match="made for another program") as caught:
+        plan.bind(two_stages, KERNEL_AND_BIAS, ROWS, optimizer=given)
+    for line in differs:
+        assert line in "\n".join(caught.value.detail)
+
+
+def test_a_plan_is_bound_to_an_optimizer_of_other_numbers() -> None:
+    assert traced(optax.adamw(1e-2)).bind(two_stages, KERNEL_AND_BIAS, ROWS, optimizer=optax.adamw(3e-4))
+
+
+def test_the_plan_says_which_state_is_updated_whole(tmp_path: Any) -> None:
+    plan = traced(optax.scale_by_factored_rms(min_dim_size_to_factor=4))
     flags = {leaf.path: b.elementwise for b in plan.dag.buckets.values() for leaf in b.leaves}
     assert flags == {"kernel": False, "bias": True}
     plan.save(tmp_path / "plan.json")

@@ -48,7 +48,24 @@ def sources(plan: Plan, name: str) -> list[str]:
     return [str(e.src) for e in plan.complete().data if str(e.dst) == name]
 
 
+def empty(plan: Plan, bucket: str) -> Plan:
+    """The leaves of this bucket have no elements."""
+    known = plan.dag.buckets[bucket]
+    leaves = tuple(replace(leaf, shape=(0, 32), nbytes=0) for leaf in known.leaves)
+    return replace(plan, dag=replace(plan.dag, buckets={**plan.dag.buckets, bucket: replace(known, leaves=leaves)}))
+
+
 # -- reductions ----------
+@pytest.mark.parametrize("sharded", [{}, {"shard_optimizer": True}, {"shard_params": True}])
+def test_empty_state_is_neither_reduced_nor_gathered(sharded: dict[str, bool]) -> None:
+    """Whoever owns it: one group, or several."""
+    for plan, bucket in ((chain(2), "layers.1"), (tied(2), "embedding")):
+        made = two_groups(empty(plan, bucket)).replicate(where(), **sharded)
+        nodes = [n for n in made.check().complete().nodes.values() if isinstance(n, Collective)]
+        moved = {value.partition(" ")[2] for node in nodes for value in node.values}
+        assert moved == made.dag.buckets.keys() - {bucket}
+
+
 @pytest.mark.parametrize(
     ("every", "ends"), [("step", [None]), ("microbatch", [0, 1, 2, 3]), (2, [1, 3]), (3, [2, 3]), (4, [3]), (9, [3])]
 )
