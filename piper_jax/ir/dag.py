@@ -39,6 +39,7 @@ class Dag:
         as early as their edges allow, each as a slot of its own.
       ops, values, buckets, groups: the static tables, by name.
       couplings: exchanges between rounds of the optimizer update.
+      common_optimizer_bytes: of optimizer arrays of no one bucket; every group that updates keeps them whole.
       num_microbatches: 1 before ``split``.
       memo: facts derived from the other fields (an index, the contracted graph), computed once; never saved.
     """
@@ -52,6 +53,7 @@ class Dag:
     buckets: Mapping[str, Bucket] = field(default_factory=dict[str, Bucket])
     groups: Mapping[str, DeviceGroup] = field(default_factory=dict[str, DeviceGroup])
     couplings: tuple[Coupling, ...] = ()
+    common_optimizer_bytes: Count = 0
     num_microbatches: int = 1
     memo: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)
 

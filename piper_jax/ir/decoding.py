@@ -57,6 +57,7 @@ def dag_from_data(data: object) -> Dag:
         order=tuple(_order(row, find, f"order[{i}]") for i, row in enumerate(rows["order"])),
         slots=tuple(_slot(row, find, f"slots[{i}]") for i, row in enumerate(rows["slots"])),
         couplings=tuple(_records(Coupling, given.get("couplings"), "couplings")),
+        common_optimizer_bytes=decoded(Count, given.get("common_optimizer_bytes", 0), "common_optimizer_bytes"),
         num_microbatches=decoded(Annotated[int, From(1)], given.get("num_microbatches"), "num_microbatches"),
         **tables,
     )

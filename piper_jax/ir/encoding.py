@@ -34,6 +34,7 @@ def dag_data(dag: Dag) -> dict[str, Plain]:
         "ops": [record(op) for op in dag.ops.values()],
         "values": [record(value) for value in dag.values.values()],
         "buckets": [record(bucket) for bucket in dag.buckets.values()],
+        "common_optimizer_bytes": dag.common_optimizer_bytes,
         "couplings": [record(coupling) for coupling in dag.couplings],
         "nodes": [_node_row(node, number) for node in dag.nodes.values()],
         "data": [[number[e.src], number[e.dst], *e.values] for e in dag.data],

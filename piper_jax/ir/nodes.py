@@ -233,6 +233,7 @@ class Bucket:
     The owners are the groups whose compute nodes read it, in group order: several for tied weights and for stages that
     a two-way schedule keeps twice. ``optimizer_bytes`` is the optimizer state of these leaves. ``elementwise``: the
     optimizer updates them element by element, so ZeRO updates flat shards; others are gathered for the update.
+    ``unread``: no pass needs them; they lie with the first operation.
     """
 
     name: str
@@ -240,6 +241,7 @@ class Bucket:
     replication: Replication | None = None
     optimizer_bytes: Count = 0
     elementwise: bool = True
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

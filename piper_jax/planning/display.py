@@ -73,7 +73,11 @@ def _collective_lines(plan: Plan) -> list[str]:
         return []
     whole = [name for name, owned in ownerships(dag).items() if owned.num_shards > 1 and not owned.elementwise]
     gathered = [f"  gathered for the update: {', '.join(whole)}"] if whole else []
-    return ["collectives", "  " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())), *gathered]
+    common = dag.common_optimizer_bytes
+    kept = [f"  optimizer state of no one bucket, kept whole on every group: {common:,} bytes"] if common else []
+    return [
+        "collectives", "  " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())), *gathered, *kept,
+    ]  # fmt: skip
 
 
 def _shortened(rows: list[str], most: int = MAX_ROWS) -> list[str]:

@@ -39,10 +39,11 @@ def with_gathers(dag: Dag) -> Dag:
         -->  all_gather parameters a | F[PP=0,MB=0] with all_gather b | F[PP=7] | B[PP=7] with all_gather a | B[PP=0]
     """
     sharded = [o for o in ownerships(dag).values() if o.replication.shard_params and o.num_copies > 1]
+    readers = {o.bucket: _readers(dag, o.bucket) for o in sharded}
+    sharded = [o for o in sharded if readers[o.bucket]]
     if not sharded:
         return dag
     orders = compute_slots(dag)
-    readers = {o.bucket: _readers(dag, o.bucket) for o in sharded}
     gathers = [
         gather
         for bundle in bundles(sharded, dag, lambda o: {op for op, _ in readers[o.bucket]})

@@ -135,6 +135,7 @@ class Registers:
         buckets = self._dag.buckets
         held = sum(self._sizes.parameter_bytes(buckets[name], group) for name in read if name in buckets)
         state = sum(self._sizes.optimizer_bytes(buckets[name], group) for name in updated)
+        state += self._dag.common_optimizer_bytes if updated else 0
         yield Register(group, GIVEN, self._end, held, PARAMETERS)
         yield Register(group, GIVEN, self._end, state, OPTIMIZER)
         left = sum(self._sizes.carried_bytes(buckets[name]) for name in read if name in buckets)

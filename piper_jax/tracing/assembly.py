@@ -56,6 +56,7 @@ class Assembly:
             values=self._values(names, leaves_of, value_names, ops),
             buckets=self._buckets(leaves_of, bucket_names, update),
             couplings=_couplings(update, bucket_names) if update else (),
+            common_optimizer_bytes=_common_bytes(update) if update else 0,
         )
         source = Source(
             loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
@@ -71,12 +72,12 @@ class Assembly:
         return [self.program.flat.eqns[i] for i, u in enumerate(self.units.of_eqn) if u == unit]
 
     def _readers(self, names: Sequence[str]) -> list[tuple[str, ...]]:
-        """For each state leaf, the operations that read or change it; other leaves live with the first."""
+        """For each state leaf, the operations that read or change it."""
         found: list[list[str]] = [[] for _ in self.state.leaves]
         for name, part in zip(names, self.parts, strict=True):
             for leaf in sorted({*part.state, *self._changed(part)}):
                 found[leaf].append(name)
-        return [tuple(r) or (names[0],) for r in found]
+        return [tuple(r) for r in found]
 
     def _changed(self, part: Chunk) -> list[int]:
         return [self.program.carried[i].leaf for i in part.carried]
@@ -104,7 +105,8 @@ class Assembly:
         costs: dict[Any, dict[str, Any]] = {}
         ops = {}
         paths = [leaf.path for leaf in self.state.leaves]
-        read = {leaf for part in self.parts for leaf in (*part.state, *self._changed(part))}
+        unread = self._unread(bucket_leaves)
+        home = next((unit for unit, place in enumerate(self.units.places) if place.EP is None), 0)
         weight = self.program.weight_leaves
         for unit, (name, part) in enumerate(zip(names, self.parts, strict=True)):
             alike = signature(self.program, part)
@@ -113,19 +115,24 @@ class Assembly:
             own, place = self._unit_eqns(unit), self.units.places[unit]
             changed = set(self._changed(part))
             reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & {*part.state, *changed}]
-            unread = [b for b, leaves in bucket_leaves.items() if unit == 0 and not read & set(leaves)]
             totals = any(self.program.terms[t][0] == "total" for t in part.terms)
             weighs = totals and isinstance(self.program.weight, int)
             leaves = sorted({*part.batch, *(weight if weighs else ())})
             ops[name] = Op(
                 name=name, units=(unit,), PP=place.PP, EP=place.EP, path=name, source=_first_line(own),
-                reads=(*reads, *unread), carries=tuple(b for b in reads if changed & set(bucket_leaves[b])),
+                reads=(*reads, *(unread if unit == home else ())),
+                carries=tuple(b for b in reads if changed & set(bucket_leaves[b])),
                 row_bound=place.bound, batch_inputs=tuple(self.layout.paths[i] for i in leaves),
                 has_backward=part.has_backward and not self.forward_only,
                 needs_weight=weighs,
                 **named(costs[alike], part, paths, values),
             )  # fmt: skip
         return ops
+
+    def _unread(self, bucket_leaves: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Buckets that no operation reads; they lie with the first that is no expert region."""
+        read = {leaf for part in self.parts for leaf in (*part.state, *self._changed(part))}
+        return [b for b, leaves in bucket_leaves.items() if not read & set(leaves)]
 
     def _nodes(self, ops: Mapping[str, Op], updates: Iterable[str]) -> dict[NodeId, Any]:
         forward = [_node(op, "F") for op in ops.values()]
@@ -211,10 +218,11 @@ class Assembly:
                 sizes[bucket_names[owner]] += update.leaf_nbytes(leaf)  # type: ignore[union-attr]
         apart = update.elementwise.buckets if update else range(len(bucket_names))
         whole = {name for b, name in enumerate(bucket_names) if b not in apart}
+        unread = self._unread(bucket_leaves)
         return {
             name: Bucket(
                 name=name, leaves=tuple(self.state.leaves[i] for i in leaves), optimizer_bytes=sizes[name],
-                elementwise=name not in whole,
+                elementwise=name not in whole, unread=name in unread,
             )
             for name, leaves in bucket_leaves.items()
         }  # fmt: skip
@@ -247,3 +255,9 @@ def _couplings(update: OptimizerProgram, bucket_names: Sequence[str]) -> tuple[C
         Coupling(round=k, buckets=everyone, nbytes=sum(nbytes(update.flat.avals[v]) for v in values))
         for k, values in enumerate(update.exchanged)
     )
+
+
+def _common_bytes(update: OptimizerProgram) -> int:
+    """Of the optimizer arrays that belong to no one bucket, such as moments of all parameters in one vector."""
+    leaves = zip(update.leaf_specs, update.leaf_owner, strict=True)
+    return sum(nbytes(spec) for spec, owner in leaves if owner is None and spec.size > 1)

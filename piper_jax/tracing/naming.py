@@ -12,7 +12,7 @@ from piper_jax.tracing.model_state import ModelState
 
 
 def bucket_leaves(state: ModelState, readers: Sequence[tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
-    """Leaves with the same kind and the same readers share a bucket, named by its reader or by the leaf it is.
+    """Leaves with the same kind and the same readers, or none, share a bucket, named by its one reader or first leaf.
 
     Gradients of a bucket, or what steps carry on, are summed in one dtype, since they move in one collective.
     """

@@ -13,6 +13,7 @@ from optax import contrib
 
 import piper_jax as piper
 from piper_jax import where
+from piper_jax.ir.nodes import Collective
 from piper_jax.tracing.model_state import model_state
 from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimizer
 
@@ -146,6 +147,31 @@ def test_a_plan_is_bound_to_no_optimizer_that_it_was_not_made_for(saved: Any, gi
 
 def test_a_plan_is_bound_to_an_optimizer_of_other_numbers() -> None:
     assert traced(optax.adamw(1e-2)).bind(two_stages, KERNEL_AND_BIAS, ROWS, optimizer=optax.adamw(3e-4))
+
+
+def test_state_of_no_one_bucket_is_counted_whole(tmp_path: Any) -> None:
+    """Two moments of 56 numbers on every group; of sgd, adam and their step counts nothing."""
+    assert [traced(o).dag.common_optimizer_bytes for o in (optax.sgd(0.1, momentum=0.9), optax.adam(0.1))] == [0, 0]
+    plan = traced(optax.flatten(optax.adam(0.1))).apply(piper.Strategy(data_parallel=2, zero_stage=1))
+    plan.save(tmp_path / "plan.json")
+    for known in (plan, piper.load_plan(tmp_path / "plan.json")):
+        assert "optimizer state of no one bucket, kept whole on every group: 448 bytes" in str(known)
+        assert piper.simulate(known).groups[0].memory.peak.optimizer == 448
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "DualPipe"])
+def test_parameters_that_nothing_reads_are_never_gathered(schedule: str) -> None:
+    """Whether one group holds them or two."""
+    leaf = np.ones((9, 9), np.float32)
+    strategy = piper.Strategy(
+        data_parallel=2, pipeline_parallel=2, num_microbatches=4, zero_stage=3, directives=(piper.directive(schedule),)
+    )
+    plan = traced(optax.adam(0.1), {**KERNEL_AND_BIAS, "another": leaf, "unread": leaf}).apply(strategy).check()
+    unread = [b for b in plan.dag.buckets.values() if b.unread]
+    assert [[leaf.path for leaf in bucket.leaves] for bucket in unread] == [["another", "unread"]]
+    gathered = {v for n in plan.complete().nodes.values() if isinstance(n, Collective) for v in n.values}
+    assert "parameters kernel" in gathered
+    assert not any(value.endswith(unread[0].name) for value in gathered)
 
 
 def test_the_plan_says_which_state_is_updated_whole(tmp_path: Any) -> None:

@@ -100,7 +100,7 @@ class _PassSeconds:
         if node.round:
             return Cost(self._hardware.launch_seconds)
         group, sizes = node.group or "", self._sizes
-        traffic = 0
+        traffic = 2 * self._dag.common_optimizer_bytes
         for bucket in (self._dag.buckets[name] for name in node.buckets):
             shard = sizes.scattered_bytes(bucket, group)
             traffic += 3 * shard + 2 * sizes.optimizer_bytes(bucket, group)
@@ -111,9 +111,8 @@ class _PassSeconds:
         parts = self._dag.num_microbatches * sizes.num_devices(group)
         peak = hardware.peak(self._dtypes.get(op.name, "float32")) * self._efficiency
         traffic = sum(sizes.value_bytes(name, group) for name in self._values.get((op.name, PASS), ()))
-        traffic += sum(
-            sizes.bucket_bytes(self._dag.buckets[name], group) for name in op.reads if name in self._dag.buckets
-        )
+        buckets = (self._dag.buckets[name] for name in op.reads if name in self._dag.buckets)
+        traffic += sum(sizes.bucket_bytes(bucket, group) for bucket in buckets if not bucket.unread)
         arithmetic = pass_flops(op, PASS) / parts / peak
         return max(hardware.launch_seconds, arithmetic, traffic / hardware.memory_bandwidth)
 
