@@ -81,8 +81,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """``"did you mean '1F1B'?"`` for the nearest known word, else the list of known words."""
+    """``"did you mean '1F1B'?"`` for the nearest known word, or the few that end otherwise, else all known words."""
     known = sorted(set(known))
     lower = {k.lower(): k for k in known}
-    near = [lower[k] for k in difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)]
-    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
+    word = word.lower()
+    near = difflib.get_close_matches(word, lower, n=4, cutoff=0.5)
+    if not near:
+        return "known: " + ", ".join(known)
+    alike = [k for k in sorted(near) if k[:-1] == word[:-1]] if word not in lower else []
+    *others, last = (repr(lower[k]) for k in (alike if 1 < len(alike) < 4 else near[:1]))
+    return f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"

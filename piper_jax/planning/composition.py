@@ -79,16 +79,13 @@ def _found(item: Directive) -> Registered:
 def _all_directives(strategy: Strategy) -> Sequence[Directive]:
     """The directives, with ``zero_stage`` as the one that it is short for."""
     listed = [item for item in strategy.directives if item.name in ZERO]
-    if not strategy.zero_stage:
-        return strategy.directives
-    name = ZERO[strategy.zero_stage - 1]
-    for item in listed:
-        if item.name != name:
-            raise DirectiveError(
-                f"{at_line(f'zero_stage={strategy.zero_stage}', strategy.line)} contradicts {item.place}.",
-                help="name one ZeRO stage.",
-            )
-    return strategy.directives if listed else (*strategy.directives, _implied(name))
+    named = [(item.name, item.place) for item in listed]
+    if strategy.zero_stage:
+        named.insert(0, (ZERO[strategy.zero_stage - 1], at_line(f"zero_stage={strategy.zero_stage}", strategy.line)))
+    for name, place in named[1:]:
+        if name != named[0][0]:
+            raise DirectiveError(f"{named[0][1]} contradicts {place}.", help="name one ZeRO stage.")
+    return strategy.directives if listed or not named else (*strategy.directives, _implied(named[0][0]))
 
 
 def _with_experts(plan: Plan, strategy: Strategy, directives: Sequence[Directive]) -> Sequence[Directive]:

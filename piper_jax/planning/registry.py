@@ -126,7 +126,9 @@ def find_strategy(name: str) -> Registered:
     """
     known = strategies()
     if name not in known:
-        raise DirectiveError(f"there is no strategy {name!r}.", help=suggest(name, known))
+        called = [k for k, item in known.items() if f"also called {name.upper()}." in (item.function.__doc__ or "")]
+        fix = f"did you mean {called[0]!r}?" if called else suggest(name, known)
+        raise DirectiveError(f"there is no strategy {name!r}.", help=fix)
     return known[name]
 
 

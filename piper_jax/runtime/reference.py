@@ -85,7 +85,7 @@ def _pass(
     state = state.carrying(dict.fromkeys(policies, "sequential"))
     sliced = [
         v.reshape(*slices, rows, *v.shape[1:]) if v.ndim else jnp.broadcast_to(v, slices)
-        for v in map(jnp.asarray, layout.values(batch))
+        for v in map(jnp.asarray, layout.values(batch, "step"))
     ]
 
     def parts(trained: list[Any], turn: dict[int, Any], m: Any) -> tuple[dict[str, Any], dict[int, Any]]:

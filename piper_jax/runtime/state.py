@@ -62,26 +62,29 @@ class StateLayout:
         rows = to_rows(value, self.context.shards_of(key), self.context.parts_of(key))
         return rows[first : first + self.context.meshes[key.group].replicas]
 
-    def registers(self, state: TrainState) -> dict[Key, jax.Array]:
+    def registers(self, state: TrainState, call: str) -> dict[Key, jax.Array]:
         """The arrays of ``state`` by key.
+
+        Args:
+          call: the user's, such as ``"step"``, for messages.
 
         Raises:
           RuntimeFault: not a state of this plan, or one that a step has consumed.
         """
         if not isinstance(state, TrainState) or len(state.arrays) != len(self.keys):
             raise RuntimeFault(
-                f"step: expected the state that train.init returned, got {type(state).__name__}.",
+                f"{call}: expected the state that train.init returned, got {type(state).__name__}.",
                 help="state = train.init(params); state, metrics = train.step(state, batch)",
             )
         if any(a.is_deleted() for a in state.arrays):
             raise RuntimeFault(
-                "step: this state was consumed by an earlier step (its buffers were re-used).",
+                f"{call}: this state was consumed by an earlier step (its buffers were re-used).",
                 help="keep the new state: state, metrics = train.step(state, batch)",
             )
         for key, array, shape in zip(self.keys, state.arrays, self._shapes, strict=True):
             if array.shape != shape:
                 raise RuntimeFault(
-                    f"step: this state keeps {key.kind.removesuffix('_shard')} {key.item} as {list(array.shape)} on "
+                    f"{call}: this state keeps {key.kind.removesuffix('_shard')} {key.item} as {list(array.shape)} on "
                     f"{key.group}, this plan as {list(shape)}.",
                     help="it is the state of another plan: train.init(other.params(state)) makes one of this plan.",
                 )
@@ -92,9 +95,9 @@ class StateLayout:
         found = ((key, local_spec(self.context, key).shape) for key in self.keys)
         return tuple(self.context.register_shape(key, shape) for key, shape in found)
 
-    def leaves(self, state: TrainState, kind: str, count: int, device: Any) -> list[jax.Array]:
+    def leaves(self, state: TrainState, kind: str, count: int, device: Any, call: str) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
-        registers, sharding = self.registers(state), jax.sharding.SingleDeviceSharding(device)
+        registers, sharding = self.registers(state, call), jax.sharding.SingleDeviceSharding(device)
         found = {key.item: key for key in reversed(registers) if key.kind.removesuffix("_shard") == kind}
         return [self.whole(registers, found[i], sharding) for i in range(count)]
 

@@ -82,7 +82,7 @@ class Train:
         """The parameters in the model's own layout (a pytree, or a module), as plain arrays on the first device."""
         self._excess.check(wait=True)
         source = self._source
-        leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self.devices[0])
+        leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self.devices[0], "params")
         return source.state.build(leaves)
 
     @checked(RuntimeFault, apart=("state",))
@@ -90,7 +90,7 @@ class Train:
         """The optax state in its own structure, as plain arrays on the first device."""
         self._excess.check(wait=True)
         optimizer = self._need_optimizer("opt_state")
-        leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self.devices[0])
+        leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self.devices[0], "opt_state")
         return optimizer.build(leaves)
 
     # -- running -------------------------------------------------------------------------------------
@@ -121,9 +121,11 @@ class Train:
         Args:
           loss_fn: another loss for evaluation, such as one without dropout.
         """
-        if loss_fn is not None:
-            return self._following(loss_fn, batch, forward_only=False).evaluate(state, batch)
-        ready, results = self._run("evaluate", state, batch)
+        other = self if loss_fn is None else self._following(loss_fn, batch, forward_only=False)
+        return other._evaluate(state, batch, "evaluate")
+
+    def _evaluate(self, state: TrainState, batch: Any, call: str) -> dict[str, Any]:
+        ready, results = self._run("evaluate", state, batch, call)
         self._excess.check(wait=True)
         return ready.gather([results[k] for k in ready.gather.keys])
 
@@ -136,9 +138,9 @@ class Train:
             summed (integers). Without it, the auxiliary outputs of the loss function are returned.
         """
         if fn is None:
-            metrics = self.evaluate(state, batch)
+            metrics = self._evaluate(state, batch, "predict")
             return metrics.get("aux", {k: v for k, v in metrics.items() if k != "loss"})
-        return self._following(fn, batch, forward_only=True).evaluate(state, batch)["aux"]
+        return self._following(fn, batch, forward_only=True)._evaluate(state, batch, "predict")["aux"]
 
     @checked(RuntimeFault, apart=("state",))
     def bisect(self, state: TrainState, batch: Any, rtol: Annotated[float, From(0)] = 2e-5) -> Difference | None:
@@ -146,10 +148,10 @@ class Train:
 
         Values between stages, their cotangents and the gradients are compared in dispatch order; changes nothing.
         """
-        ready, values = self._for_batch("gradients", batch)
+        ready, values = self._for_batch("gradients", batch, "bisect")
         instructions = ready.executor.instructions
         kept = dict.fromkeys(k for i in instructions for k in i.writes)
-        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
+        given = {**self._registers(ready, state, "bisect"), **ready.constants, **ready.placed(values)}
         registers = Executor(instructions, tuple(kept)).run({**given, **self._fresh(ready)})
         return Bisection(context=ready.context, registers={**given, **registers}, rtol=rtol).first(instructions)
 
@@ -167,9 +169,10 @@ class Train:
           FilterError: there is no such node, or there are several; the message has the nearest name.
         """
         name = node_named(self.plan.complete(), node)
-        ready, values = self._for_batch("gradients", batch)
+        ready, values = self._for_batch("gradients", batch, "run_node")
         lowering, _ = self._lower(ready.context.batch_size, training=True)
-        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **tokens(ready.context)}
+        held = self._registers(ready, state, "run_node")
+        given = {**held, **ready.constants, **ready.placed(values), **tokens(ready.context)}
         return run_alone(lowering, ready.executor.instructions, given, name)
 
     @checked(RuntimeFault, apart=("state",))
@@ -181,9 +184,10 @@ class Train:
         """
         if self._profiled is None:
             self._profiled = Train(plan=self.plan, devices=self.devices, compiler=Compiler(donation=False), _base=self)
-        ready, values = self._profiled._for_batch("step", batch)
+        ready, values = self._profiled._for_batch("step", batch, "profile")
+        held = self._registers(ready, state, "profile")
         for _ in range(2):
-            given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **self._fresh(ready)}
+            given = {**held, **ready.constants, **ready.placed(values), **self._fresh(ready)}
             jax.block_until_ready(given)
             found = profile(ready.context, ready.executor.instructions, given, ready.executor.wanted)
         return measured_report(self.plan, found.spans, memory=found.memory, title=title)
@@ -200,9 +204,10 @@ class Train:
           full speed at once where they share processors, as virtual CPU devices do. Other work on the machine counts.
         """
         self._need_optimizer("measure_costs")
-        ready, values = self._for_batch("step", batch)
+        ready, values = self._for_batch("step", batch, "measure_costs")
         instructions, wanted = ready.executor.instructions, ready.executor.wanted
-        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values), **self._fresh(ready)}
+        held = self._registers(ready, state, "measure_costs")
+        given = {**held, **ready.constants, **ready.placed(values), **self._fresh(ready)}
         recording = record(instructions, given, wanted)
         metrics = [recording.results[k] for k in ready.gather.keys]
         outside = lambda: (ready.placed(values), ready.gather(metrics))  # noqa: E731
@@ -268,15 +273,15 @@ class Train:
                 self._layout = self._layout or state_layout(found, lowering.builder.updates)
         return self._lowered[size, training]
 
-    def _for_batch(self, mode: str, batch: Any) -> tuple[Ready, list[Any]]:
-        """The executable for this batch, and its leaves."""
-        values = self._source.batch.values(batch)
-        return self._compiled(mode, self._batch_size(values)), values
+    def _for_batch(self, mode: str, batch: Any, call: str) -> tuple[Ready, list[Any]]:
+        """The executable for this batch, and its leaves; messages name the user's ``call``."""
+        values = self._source.batch.values(batch, call)
+        return self._compiled(mode, self._batch_size(values, call)), values
 
-    def _run(self, mode: str, state: TrainState, batch: Any) -> tuple[Ready, dict[Key, Any]]:
-        """Runs one mode on a batch; returns the kept registers."""
-        ready, values = self._for_batch(mode, batch)
-        given = {**self._registers(ready, state), **ready.constants, **ready.placed(values)}
+    def _run(self, mode: str, state: TrainState, batch: Any, call: str = "") -> tuple[Ready, dict[Key, Any]]:
+        """Runs one mode on a batch, for the ``call`` of its name unless said otherwise; returns the kept registers."""
+        ready, values = self._for_batch(mode, batch, call or mode)
+        given = {**self._registers(ready, state, call or mode), **ready.constants, **ready.placed(values)}
         owner = self._base or self
         given.update(owner._tokens or tokens(ready.context))
         if mode != "evaluate":
@@ -293,10 +298,10 @@ class Train:
     def _fresh(ready: Ready) -> dict[Key, Any]:
         return {**accumulators(ready.context), **tokens(ready.context)}
 
-    def _registers(self, ready: Ready, state: TrainState) -> dict[Key, Any]:
+    def _registers(self, ready: Ready, state: TrainState, call: str) -> dict[Key, Any]:
         """The state's arrays; what another plan placed elsewhere is copied to where this one reads it."""
         layout = (self._base or self)._state_layout
-        registers = layout.registers(state)
+        registers = layout.registers(state, call)
         if self._base is None:
             return registers
         anywhere = {(k.kind.removesuffix("_shard"), k.item): k for k in reversed(registers)}
@@ -307,23 +312,25 @@ class Train:
                 given[key] = layout.whole(registers, anywhere[key.kind, key.item], target)
         return given
 
-    def _batch_size(self, values: Sequence[Any]) -> int:
+    def _batch_size(self, values: Sequence[Any], call: str) -> int:
         layout = self._source.batch
         if any(isinstance(v, jax.core.Tracer) for v in values):
             raise RuntimeFault(
-                "step: called inside a JAX transformation.",
-                help="train.step runs compiled programs on many devices; call it from Python, without jax.jit or grad.",
+                f"{call}: called inside a JAX transformation.",
+                help=f"train.{call} runs programs on many devices; call it from Python, without jax.jit or grad.",
             )
         if flat := [
             p for p, v, s in zip(layout.paths, values, layout.specs, strict=True) if s.shape and not np.shape(v)
         ]:
-            raise RuntimeFault(f"step: batch leaf {flat[0]} is a scalar.", help="pass arrays [batch, ...], as traced.")
+            raise RuntimeFault(
+                f"{call}: batch leaf {flat[0]} is a scalar.", help="pass arrays [batch, ...], as traced."
+            )
         size = next(np.shape(v)[0] for v, s in zip(values, layout.specs, strict=True) if s.shape)
         for path, value, known, expected in zip(layout.paths, values, layout.specs, layout.specs_at(size), strict=True):
             dtype = jax.dtypes.canonicalize_dtype(getattr(value, "dtype", np.asarray(value).dtype))
             if np.shape(value) != expected.shape or dtype != known.dtype:
                 raise RuntimeFault(
-                    f"step: batch leaf {path} is {dtype}{list(np.shape(value))}, "
+                    f"{call}: batch leaf {path} is {dtype}{list(np.shape(value))}, "
                     f"but {known.dtype}{list(expected.shape)} is expected.",
                     help="only dimension 0 may differ from the traced batch; cast, or trace again.",
                 )

@@ -42,12 +42,12 @@ class BatchLayout:
             filled[position] = value
         return jax.tree.unflatten(self.treedef, filled)
 
-    def values(self, batch: Any) -> list[Any]:
-        """The array leaves of a batch of the same structure (any batch size)."""
+    def values(self, batch: Any, call: str) -> list[Any]:
+        """The array leaves of a batch of the same structure (any batch size); messages name the user's ``call``."""
         found, treedef = jax.tree.flatten(batch)
         if treedef != self.treedef:
             raise TraceError(
-                "step: the batch has another structure than the traced one.",
+                f"{call}: the batch has another structure than the traced one.",
                 detail=[f"traced: {self.treedef}", f"given:  {treedef}"],
                 help="pass a batch of the traced structure, or trace again.",
             )

@@ -107,7 +107,7 @@ def _reference(problem: Problem, num_microbatches: int, num_replicas: int) -> Re
 
     losses, first = [], None
     for step in range(problem.steps):
-        loss, gradients, values, opt_state = run(values, opt_state, layout.values(problem.batch_of(step)), step)
+        loss, gradients, values, opt_state = run(values, opt_state, layout.values(problem.batch_of(step), "step"), step)
         losses.append(float(loss))
         first = gradients if first is None else first
     return Reference(

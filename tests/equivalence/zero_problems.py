@@ -172,7 +172,7 @@ def of_cell(cell: Cell) -> piper.Strategy:
 def assert_copies_are_equal(train: piper.Train, state: Any) -> None:
     """Every copy of a parameter or moment is the same bit for bit: on all devices of a group, and on all owners."""
     first: dict[Any, bytes] = {}
-    for key, array in train._state_layout.registers(state).items():
+    for key, array in train._state_layout.registers(state, "step").items():
         if key.layout == "replicated" and not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
             for shard in array.addressable_shards:
                 copy = np.asarray(shard.data).tobytes()

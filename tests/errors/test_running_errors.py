@@ -84,8 +84,33 @@ def parameters_in_place_of_the_state():
 @expected(
     piper.RuntimeFault,
     """
+    params: expected the state that train.init returned, got NoneType.
+    help: state = train.init(params); state, metrics = train.step(state, batch)
+""",
+)
+def nothing_in_place_of_the_state():
+    small().params(None)  # type: ignore[arg-type]
+
+
+@expected(
+    piper.TraceError,
+    """
+    predict: the batch has another structure than the traced one.
+        traced: PyTreeDef({'x': *})
+        given:  PyTreeDef(*)
+    help: pass a batch of the traced structure, or trace again.
+""",
+)
+def batch_of_another_structure_for_predictions():
+    train = small()
+    train.predict(train.init(params()), np.ones((ROWS, DIM), np.float32))
+
+
+@expected(
+    piper.RuntimeFault,
+    """
     step: called inside a JAX transformation.
-    help: train.step runs compiled programs on many devices; call it from Python, without jax.jit or grad.
+    help: train.step runs programs on many devices; call it from Python, without jax.jit or grad.
 """,
 )
 def step_inside_jit():

@@ -78,6 +78,39 @@ def two_zero_stages():
 @expected(
     piper.DirectiveError,
     """
+    directive('ZeRO-2') at FILE.py:LINE contradicts directive('ZeRO-3') at FILE.py:LINE.
+    help: name one ZeRO stage.
+""",
+)
+def two_zero_directives():
+    chain(2).apply(Strategy(data_parallel=2, directives=(directive("ZeRO-2"), directive("ZeRO-3"))))
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    directive('ZeRO-0') at FILE.py:LINE: there is no strategy 'ZeRO-0'.
+    help: did you mean 'ZeRO-1', 'ZeRO-2' or 'ZeRO-3'?
+""",
+)
+def zero_stage_that_does_not_exist():
+    chain(2).apply(Strategy(directives=(directive("ZeRO-0"),)))
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    directive('FSDP') at FILE.py:LINE: there is no strategy 'FSDP'.
+    help: did you mean 'ZeRO-3'?
+""",
+)
+def strategy_by_what_others_call_it():
+    chain(2).apply(Strategy(directives=(directive("FSDP"),)))
+
+
+@expected(
+    piper.DirectiveError,
+    """
     Strategy at FILE.py:LINE: cut[0]: the model has 2 units, too few for 4 stages.
     help: use pipeline_parallel=2 at most, or more regions.
 """,
