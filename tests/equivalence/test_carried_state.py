@@ -85,7 +85,7 @@ class Linen(nn.Module):
         return nn.Dense(2)(x)
 
 
-@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("scanned", [pytest.param(False, marks=pytest.mark.full), True])
 def test_linen_collections(scanned: bool) -> None:
     model, evaluated = Linen(scanned), Linen(scanned, train=False)
     variables = model.init(jax.random.key(0), jnp.ones((4, DIM)))

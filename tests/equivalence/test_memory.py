@@ -66,7 +66,7 @@ def test_bytes_between_steps() -> None:
 # -- the peak of every group: of the schedules, with fused and with separate passes, ZeRO, remat -------------------
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBH1", "ZBV", "DualPipeV", "DualPipe")
 SOME = {("1F1B", 2, 2, True), ("1F1B", 2, 3, False), ("Interleaved1F1B", 2, 3, False), ("DualPipe", 2, 2, False)}
-RUN = {("1F1B", 2, 2, False), ("ZBV", 1, 0, True), ("GPipe", 2, 3, False)}
+RUN = {("1F1B", 2, 2, False), ("ZBV", 1, 0, True)}
 
 
 def tower(schedule: str, data: int, stage: int, remat: bool, **options: Any) -> piper.Plan:

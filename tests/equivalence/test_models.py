@@ -50,6 +50,7 @@ def test_both_give_the_same_stages() -> None:
     assert stages[0] == stages[1]
 
 
+@pytest.mark.full
 def test_bf16_gpt_with_float32_parameters() -> None:
     problem = gpt_problem(gpt, scale=1.0, compute_dtype="bfloat16")
     problem.batch = text(rows=16, length=6)

@@ -49,6 +49,7 @@ def test_tied_weights_dropout_and_every_question() -> None:
     np.testing.assert_allclose(predicted, problem.params.embed(problem.batch["x"]), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_carried_state() -> None:
     problem = Problem(loss_fn=regression, params=Net(), batch=rows(), optimizer=momentum(0.05))
     assert_steps(problem, compiled(problem, (1, 2, 1, 2), 2), problem.reference(2, 2))

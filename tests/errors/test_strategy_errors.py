@@ -18,12 +18,12 @@ expected = Expected(__file__)
 @expected(
     piper.DirectiveError,
     """
-    directive('Nonesuch') at FILE.py:LINE: there is no strategy 'Nonesuch'.
+    directive('Quux77') at FILE.py:LINE: there is no strategy 'Quux77'.
     help: known: ...
 """,
 )
 def unknown_strategy():
-    chain(2).apply(Strategy(directives=(directive("Nonesuch"),)))
+    chain(2).apply(Strategy(directives=(directive("Quux77"),)))
 
 
 @expected(
