@@ -17,6 +17,8 @@ from piper_jax.ir.nodes import Collective, Compute, Node
 from piper_jax.ir.ownership import ownerships
 
 When = Literal["slot", "before", "after"]
+STATE = ("gradient", "parameters", "state", "carried")
+"""First words of the values of state buckets."""
 
 
 def programs(dag: Dag) -> tuple[Slot, ...]:
@@ -57,8 +59,7 @@ def _listed(dag: Dag) -> frozenset[NodeId]:
 
 def moves_state(node: Node) -> TypeGuard[Collective]:
     """Whether a node is a collective on gradients, parameters, optimizer state or carried state."""
-    state = ("gradient ", "parameters ", "state ", "carried ")
-    return isinstance(node, Collective) and any(value.startswith(state) for value in node.values)
+    return isinstance(node, Collective) and any(value.partition(" ")[0] in STATE for value in node.values)
 
 
 def fuse(dag: Dag, order: Sequence[Slot], lowered: Callable[[NodeId], bool] = lambda node: True) -> tuple[Slot, ...]:

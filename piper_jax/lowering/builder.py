@@ -46,17 +46,17 @@ class Builder:
         mesh = self.context.meshes[group]
         taken = self.overwritten(local.reads, local.writes)
 
+        free = [k for k, key in enumerate(local.writes) if self._is_free(key)]
         body = _on_slices(local, self.context.slices_on(group))
-
         program = self.compiler.compile(
             body, label=local.label, mesh=mesh.mesh, specs=[self.global_spec(k) for k in local.reads],
             in_specs=[self._partition(k) for k in local.reads], out_specs=[self._partition(k) for k in local.writes],
             donate=[k for k, key in enumerate(local.reads) if key in taken],
-            free=[k for k, key in enumerate(local.writes) if self._is_free(key)],
+            free=free,
         )  # fmt: skip
-        for key, sharding in zip(local.writes, program.executable.output_shardings if self._waits(local) else ()):
-            if self._is_free(key):
-                self.chosen[key.kind, key.item] = sharding.spec
+        for k in free:
+            key = local.writes[k]
+            self.chosen[key.kind, key.item] = program.executable.output_shardings[k].spec
         return program
 
     def _partition(self, key: Key) -> P:
@@ -69,9 +69,6 @@ class Builder:
         """
         kept = key.kind in ("residual", "crossing") and self.context.tensor > 1
         return kept and (key.kind, key.item) not in self.chosen
-
-    def _waits(self, local: LocalProgram) -> bool:
-        return any(map(self._is_free, local.writes))
 
     def overwritten(self, reads: Iterable[Key], writes: Collection[Key]) -> tuple[Key, ...]:
         """The inputs of a program whose memory its outputs take over."""
@@ -110,13 +107,7 @@ def _on_slices(local: LocalProgram, count: int) -> Callable[..., list[Any]]:
 
     def body(*args: Any) -> list[Any]:
         views = [
-            a
-            if several and dim is not None
-            else a[:, 0]
-            if key.layout == "batch"
-            else a[0]
-            if key.layout == "stacked"
-            else a
+            a if several and dim is not None else _single(key, a)
             for key, dim, a in zip(local.reads, inner, args, strict=True)
         ]
         if several:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from piper_jax.ir.fusion import When, when_of
+from piper_jax.ir.fusion import STATE, When, when_of
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective
 from piper_jax.ir.ownership import Ownership
@@ -17,7 +17,6 @@ from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.shards import gather_whole, scatter_sum
 
-STATE = ("gradient", "parameters", "state", "carried")
 Does = Literal["reduce", "scatter", "accumulate", "gather"]
 
 

@@ -111,8 +111,9 @@ class CollectiveUse:
         """What runs beside it, counted."""
         others = len(self.beside) - self.num_products
         cycles = sum(work.cycles for work in self.beside)
-        counts = [_counted(self.num_products, "matrix product"), _counted(others, "other")]
-        return (", ".join(filter(None, counts)) or "nothing") + (f", {counted(cycles, 'cycle')}" if cycles else "")
+        counts = {"matrix product": self.num_products, "other": others}
+        beside = ", ".join(counted(number, what) for what, number in counts.items() if number)
+        return (beside or "nothing") + (f", {counted(cycles, 'cycle')}" if cycles else "")
 
 
 def work_of(module: Module) -> tuple[Work, ...]:
@@ -189,7 +190,3 @@ def _work(module: Module, known: dict[str, Instruction], instruction: Instructio
         dtype=DTYPES.get(dtypes[0], dtypes[0]), num_bytes=num_bytes, cycles=instruction.estimated_cycles,
         pass_name=instruction.pass_name,
     )  # fmt: skip
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}" if number else ""

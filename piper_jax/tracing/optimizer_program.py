@@ -142,13 +142,9 @@ def _piece_names(path: str, division: Division | None, state: ModelState) -> lis
     """Names of the pieces of an optimizer leaf: where it is named after a parameter, those of that parameter's."""
     if division is None:
         return [path]
-    first = 0
-    for leaf, known in zip(state.undivided.leaves, state.leaf_divisions, strict=True):
-        count = known.count if known else 1
-        if known and count == division.count and f".{path}".endswith(f".{leaf.path}"):
-            pieces = state.leaves[first : first + count]
-            return [path.removesuffix(leaf.path) + piece.path for piece in pieces]
-        first += count
+    for leaf, known, pieces in zip(state.undivided.leaves, state.leaf_divisions, state.pieces, strict=True):
+        if known and known.count == division.count and f".{path}".endswith(f".{leaf.path}"):
+            return [path.removesuffix(leaf.path) + state.leaves[k].path for k in pieces]
     return [f"{path}.{k}" for k in range(division.count)]
 
 
