@@ -14,6 +14,7 @@ from piper_jax.cli.devices import prepare_devices
 from piper_jax.cli.selection import parsed_filter
 from piper_jax.config import Config, DevicesSection, config_text, planned_strategy
 from piper_jax.errors import ConfigError, counted
+from piper_jax.recording import RunFolder
 
 if TYPE_CHECKING:
     from piper_jax.planning import Plan
@@ -30,22 +31,23 @@ Source = Config | Path
 
 def train(config: Config) -> int:
     """Plans and trains; prints the grid of the plan, progress, held-out loss and unigram entropy."""
-    console, job = Console(), _job(config)
+    console, folder, job = Console(), RunFolder.of(config).make(), _job(config)
     from piper_jax.train.corpus import load_corpus
     from piper_jax.train.loop import run_job
     from piper_jax.train.progress import progress_display
 
     corpus = load_corpus(config.data, min_part_bytes=config.train.sequence_length + 2)
-    _print(console, f"data   {corpus}")
+    _print(console, f"run    {folder.path}\ndata   {corpus}")
     plan = _planned(console, job)
     _print(console, _grid(plan, config) + "\n")
     if (placed := job.device_map(plan)).crossings:
         _print(console, f"{placed}\n")
+    folder.save(config)
     with progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display:
         summary = run_job(job, plan, corpus, display)
     _print(console, f"\n{summary}")
     if summary.measured is not None:
-        _write_profile(console, plan, summary.measured)
+        _write_profile(console, folder, plan, summary.measured)
     return 0
 
 
@@ -285,14 +287,14 @@ def _measured_report(console: Console, source: Source, hardware: str | None) -> 
     return report
 
 
-def _write_profile(console: Console, made: Plan, measured: Report) -> None:
+def _write_profile(console: Console, folder: RunFolder, made: Plan, measured: Report) -> None:
     from piper_jax.simulation import MeasuredCosts
     from piper_jax.simulation import simulate as run
     from piper_jax.visualization import draw
 
     planned = run(made, costs=MeasuredCosts.from_timeline(measured.timeline), title="planned, with measured costs")
     for name in ("piper-profile.html", "piper-profile.json"):
-        _print(console, f"wrote {draw(planned, name, measured=measured)}")
+        _print(console, f"wrote {draw(planned, folder.path / name, measured=measured)}")
 
 
 def _title(config: Config) -> str:

@@ -1,5 +1,6 @@
 """Configurations: typed, strict, read from YAML with ``key=value`` overrides. Imports no JAX."""
 
+from piper_jax.config.differences import Difference, differing_keys
 from piper_jax.config.loading import load_config, load_config_text
 from piper_jax.config.schema import (
     Config,
@@ -19,6 +20,7 @@ __all__ = [
     "Config",
     "DataSection",
     "DevicesSection",
+    "Difference",
     "DirectiveSection",
     "EvaluationSection",
     "ModelSection",
@@ -26,6 +28,7 @@ __all__ = [
     "StrategySection",
     "TrainSection",
     "config_text",
+    "differing_keys",
     "load_config",
     "load_config_text",
     "planned_strategy",

@@ -27,6 +27,8 @@ BUILT_IN_MODELS: Mapping[str, Callable[..., object]] = {
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Reads a YAML file, applies ``key=value`` overrides and checks everything that needs no devices.
 
+    A file that names no folder gives its own name to it.
+
     Raises:
       ConfigError: unknown keys, wrong types, values that do not fit each other; with place and suggestion.
     """
@@ -36,7 +38,8 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{path}: {reason}.", help=_nearest_file(path)) from None
-    return load_config_text(text, overrides, name=str(path))
+    config = load_config_text(text, overrides, name=str(path))
+    return config if config.folder else config.model_copy(update={"folder": f"runs/{path.stem}"})
 
 
 def load_config_text(text: str, overrides: Iterable[str] = (), *, name: str = "config") -> Config:

@@ -171,6 +171,7 @@ class Config(Section):
     """A whole training run.
 
     Attributes:
+      folder: what the run leaves behind; null: ``runs/`` and the name of the file without its suffix.
       profile: after training, measure one more step and write its timeline beside the planned one, as
         ``piper-profile.html`` and, for Perfetto, ``piper-profile.json``.
     """
@@ -182,4 +183,5 @@ class Config(Section):
     train: TrainSection = TrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     devices: DevicesSection = DevicesSection()
+    folder: Annotated[str, Field(min_length=1)] | None = None
     profile: bool = False

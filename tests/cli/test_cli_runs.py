@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from piper_jax.config import load_config
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.needs_jax, pytest.mark.timeout(240)]
@@ -41,8 +43,8 @@ def test_plan_says_in_the_users_terms_what_cannot_be_planned():
 
 
 @pytest.mark.sample
-def test_train_learns_and_says_how_well():
-    done = piper("train", "configs/gpt_tiny.yaml", "train.steps=20", "evaluation.every=10")
+def test_train_learns_and_says_how_well(tmp_path: Path):
+    done = piper("train", "configs/gpt_tiny.yaml", f"folder={tmp_path}", "train.steps=20", "evaluation.every=10")
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"step \d+/20  loss (\d+\.\d+)", done.stdout)]
     assert losses[0] > 5.4
@@ -51,6 +53,7 @@ def test_train_learns_and_says_how_well():
     assert re.search(r"unigram entropy  [23]\.\d+ nats per byte", done.stdout)
     assert re.search(r"held-out loss    \d\.\d+ nats per byte", done.stdout)
     assert "tokens/s" in done.stdout
+    assert load_config(tmp_path / "config.yaml").train.steps == 20
 
 
 @pytest.mark.sample
@@ -94,8 +97,8 @@ def test_check_runs_one_node_alone():
     assert "FilterError: there is no node 'F[PP=3,MB=2]'.\nhelp: did you mean 'F[PP=1,MB=2]'?" in missing.stderr
 
 
-def test_too_few_devices_are_named_before_anything_is_compiled():
-    done = piper("train", "configs/gpt_tiny.yaml", "devices.num_virtual=null")
+def test_too_few_devices_are_named_before_anything_is_compiled(tmp_path: Path):
+    done = piper("train", "configs/gpt_tiny.yaml", f"folder={tmp_path}", "devices.num_virtual=null")
     assert done.returncode == 1
     assert "RuntimeFault: the strategy needs 4 devices; JAX finds 1 (cpu)." in done.stderr
     assert "devices.num_virtual=4" in done.stderr
