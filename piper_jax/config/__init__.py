@@ -2,16 +2,20 @@
 
 from piper_jax.config.differences import Difference, differing_keys
 from piper_jax.config.loading import load_config, load_config_text
+from piper_jax.config.optimizer import OptimizerSection
 from piper_jax.config.schema import (
     Config,
     DataSection,
     DevicesSection,
     DirectiveSection,
     EvaluationSection,
+    LoggingSection,
     ModelSection,
-    OptimizerSection,
+    PrecisionSection,
+    ProfileSection,
     StrategySection,
     TrainSection,
+    WandbSection,
 )
 from piper_jax.config.strategies import planned_strategy
 from piper_jax.config.text import config_text
@@ -23,10 +27,14 @@ __all__ = [
     "Difference",
     "DirectiveSection",
     "EvaluationSection",
+    "LoggingSection",
     "ModelSection",
     "OptimizerSection",
+    "PrecisionSection",
+    "ProfileSection",
     "StrategySection",
     "TrainSection",
+    "WandbSection",
     "config_text",
     "differing_keys",
     "load_config",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -90,12 +90,16 @@ def _default(path: Path, schema: type[BaseModel]) -> str:
 
 
 def _fields(schema: type[BaseModel], path: Sequence[str | int]) -> Mapping[str, FieldInfo]:
-    section: Any = schema
+    section: type[BaseModel] | None = schema
     for name in path:
-        field = section.model_fields.get(str(name)) if _is_section(section) else None
-        section = field.annotation if field is not None else None
-    return section.model_fields if _is_section(section) else {}
+        field = section.model_fields.get(str(name)) if section else None
+        section = _section(field.annotation) if field is not None else None
+    return section.model_fields if section else {}
 
 
-def _is_section(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _section(annotation: object) -> type[BaseModel] | None:
+    """The section that an annotation names, alone or beside null."""
+    for found in (annotation, *get_args(annotation)):
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            return found
+    return None

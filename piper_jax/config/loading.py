@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -109,13 +110,52 @@ def _check_devices(config: Config, document: Document) -> None:
         )
 
 
-def _check_warmup(config: Config, document: Document) -> None:
-    warmup, steps = config.optimizer.warmup_steps, config.train.steps
-    if warmup >= steps:
+def _check_optimizer(config: Config, document: Document) -> None:
+    section, steps = config.optimizer, config.train.steps
+    for key, (name, own) in section.foreign().items():
+        at = document.place(("optimizer", key))
+        has = f"{name} has {', '.join(own)}." if own else f"leave it out: {name} has no keys of its own."
+        raise ConfigError(f"{at}: optimizer.{key}: {name} has no such key.", help=has)
+    for key, value in (("warmup_steps", section.warmup_steps), ("accumulate_steps", section.accumulate_steps - 1)):
+        if value >= steps:
+            raise ConfigError(
+                f"{document.place(('optimizer', key))}: optimizer.{key} = {getattr(section, key)} "
+                f"leaves nothing of train.steps = {steps}.",
+                help=f"use fewer, such as {max(steps // 10, 1)}.",
+            )
+    for index, pattern in enumerate(section.decay_paths or ()):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            at = document.place(("optimizer", "decay_paths", index))
+            raise ConfigError(
+                f"{at}: optimizer.decay_paths.{index}: {pattern!r} is no regular expression: {error}.",
+                help=r"such as '\.kernel$'.",
+            ) from None
+    if config.evaluation.use_ema and section.ema_decay is None:
         raise ConfigError(
-            f"{document.place(('optimizer', 'warmup_steps'))}: optimizer.warmup_steps = {warmup} "
-            f"leaves nothing of train.steps = {steps}.",
-            help=f"use fewer, such as {steps // 10}.",
+            f"{document.place(('evaluation', 'use_ema'))}: evaluation.use_ema: no average of the parameters is kept.",
+            help="set optimizer.ema_decay, such as 0.999.",
+        )
+
+
+def _check_precision(config: Config, document: Document) -> None:
+    given, compute = config.model.arguments.get("compute_dtype"), config.precision.compute
+    if compute is not None and given not in (None, compute):
+        raise ConfigError(
+            f"{document.place(('precision', 'compute'))}: precision.compute = {compute}, "
+            f"but model.arguments.compute_dtype = {given}.",
+            help="leave one of them out.",
+        )
+
+
+def _check_profile(config: Config, document: Document) -> None:
+    first, last = config.profile.steps if config.profile else (1, 1)
+    if not first <= last <= config.train.steps:
+        raise ConfigError(
+            f"{document.place(('profile', 'steps'))}: profile.steps = [{first}, {last}] "
+            f"is no window of train.steps = {config.train.steps}.",
+            help="give the first and the last step of it, such as [10, 12].",
         )
 
 
@@ -124,5 +164,7 @@ CHECKS: tuple[Callable[[Config, Document], None], ...] = (
     _check_strategy,
     _check_batch,
     _check_devices,
-    _check_warmup,
+    _check_optimizer,
+    _check_precision,
+    _check_profile,
 )

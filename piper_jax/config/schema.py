@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic_core import PydanticCustomError
 
+from piper_jax.config.optimizer import OptimizerSection
+from piper_jax.config.section import Count, Number, Section, several
 from piper_jax.config.text import Document
-
-Count = Annotated[int, Field(ge=1)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-def _tuple(value: object) -> object:
-    """YAML has lists; a single item may stand for a list of one."""
-    if isinstance(value, list):
-        return tuple(value)
-    return (value,) if isinstance(value, (str, dict)) else value
 
 
 def _directive(value: object) -> object:
@@ -26,12 +19,6 @@ def _directive(value: object) -> object:
     if isinstance(value, dict) and "options" not in value:
         return {"name": value.get("name"), "options": {k: v for k, v in value.items() if k != "name"}}
     return value
-
-
-class Section(BaseModel):
-    """Base of all sections."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
 
 
 class ModelSection(Section):
@@ -57,7 +44,7 @@ class DataSection(Section):
       max_bytes: read no more than this many bytes; None means all.
     """
 
-    paths: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    paths: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
     held_out_fraction: Annotated[Number, Field(gt=0, le=0.5)] = 0.05
     max_bytes: Count | None = None
 
@@ -84,11 +71,11 @@ class StrategySection(Section):
     tensor_parallel: Count = 1
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     num_microbatches: Count | None = None
-    stages: Annotated[tuple[str, ...] | None, BeforeValidator(_tuple)] = None
+    stages: Annotated[tuple[str, ...] | None, BeforeValidator(several)] = None
     directives: Annotated[
-        tuple[Annotated[DirectiveSection, BeforeValidator(_directive)], ...], BeforeValidator(_tuple)
+        tuple[Annotated[DirectiveSection, BeforeValidator(_directive)], ...], BeforeValidator(several)
     ] = ()
-    files: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    files: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
     _document: Document | None = PrivateAttr(default=None)
 
     def locate(self, document: Document) -> None:
@@ -102,28 +89,6 @@ class StrategySection(Section):
     def __eq__(self, other: object) -> bool:
         """Where it was written is no part of the value."""
         return isinstance(other, StrategySection) and self.model_dump() == other.model_dump()
-
-
-class OptimizerSection(Section):
-    """Adam with decoupled weight decay, linear warm-up and cosine decay.
-
-    Attributes:
-      learning_rate: at its peak.
-      warmup_steps: from 0 to the peak.
-      final_fraction: the last step's rate as a part of the peak.
-      weight_decay: of matrices only, not of vectors.
-      clip_norm: bound of the global gradient norm; None means no clipping.
-    """
-
-    name: Literal["adamw"] = "adamw"
-    learning_rate: Annotated[Number, Field(gt=0)] = 3e-4
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    final_fraction: Annotated[Number, Field(ge=0, le=1)] = 0.1
-    b1: Annotated[Number, Field(ge=0, lt=1)] = 0.9
-    b2: Annotated[Number, Field(ge=0, lt=1)] = 0.95
-    eps: Annotated[Number, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[Number, Field(ge=0)] = 0.1
-    clip_norm: Annotated[Number, Field(gt=0)] | None = 1.0
 
 
 class TrainSection(Section):
@@ -149,10 +114,12 @@ class EvaluationSection(Section):
     Attributes:
       every: steps between evaluations in between; 0 means none.
       num_batches: of the training batch size.
+      use_ema: evaluate the average of the parameters that ``optimizer.ema_decay`` keeps.
     """
 
     every: Annotated[int, Field(ge=0)] = 0
     num_batches: Count = 8
+    use_ema: bool = False
 
 
 class DevicesSection(Section):
@@ -167,13 +134,63 @@ class DevicesSection(Section):
     num_virtual: Count | None = None
 
 
+class PrecisionSection(Section):
+    """Number formats; parameters, gradients and optimizer state stay in the model's ``param_dtype``, float32.
+
+    Attributes:
+      compute: of activations and matrix products; null: as the model's arguments say.
+    """
+
+    compute: Literal["float32", "bfloat16"] | None = None
+
+
+class WandbSection(Section):
+    """Weights & Biases; needs the extra ``wandb``.
+
+    Attributes:
+      project, entity, name: as for ``wandb.init``.
+    """
+
+    project: Annotated[str, Field(min_length=1)]
+    entity: str | None = None
+    name: str | None = None
+    mode: Literal["online", "offline"] = "online"
+
+
+class LoggingSection(Section):
+    """Where metrics go beside ``metrics.jsonl`` and ``tensorboard/`` in the run's folder.
+
+    Attributes:
+      peak_flops: floating-point operations per second of one device, for the MFU; null: that of the profile of the
+        hardware, if its kind has one.
+    """
+
+    peak_flops: Annotated[Number, Field(gt=0)] | None = None
+    wandb: WandbSection | None = None
+
+
+class ProfileSection(Section):
+    """A window of steps that is looked at closely.
+
+    Attributes:
+      steps: the first and the last step, from 1. The first is measured node by node, beside the plan
+        (``piper-profile.html``, and ``.json`` for Perfetto); all of them are traced by JAX's profiler.
+    """
+
+    steps: Annotated[tuple[Count, Count], BeforeValidator(several)]
+
+
+def _window(value: object) -> object:
+    if value is True:
+        raise PydanticCustomError("window", "a window of steps such as profile.steps=[10,12]")
+    return None if value is False else value
+
+
 class Config(Section):
     """A whole training run.
 
     Attributes:
       folder: what the run leaves behind; null: ``runs/`` and the name of the file without its suffix.
-      profile: after training, measure one more step and write its timeline beside the planned one, as
-        ``piper-profile.html`` and, for Perfetto, ``piper-profile.json``.
     """
 
     model: ModelSection = ModelSection()
@@ -183,5 +200,7 @@ class Config(Section):
     train: TrainSection = TrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     devices: DevicesSection = DevicesSection()
+    precision: PrecisionSection = PrecisionSection()
+    logging: LoggingSection = LoggingSection()
     folder: Annotated[str, Field(min_length=1)] | None = None
-    profile: bool = False
+    profile: Annotated[ProfileSection | None, BeforeValidator(_window)] = None

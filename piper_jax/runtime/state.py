@@ -95,6 +95,23 @@ class StateLayout:
         found = ((key, local_spec(self.context, key).shape) for key in self.keys)
         return tuple(self.context.register_shape(key, shape) for key, shape in found)
 
+    @cached_property
+    def single_numbers(self) -> Mapping[str, tuple[tuple[int, ...], ...]]:
+        """Numbers of the optimizer state that every group keeps, by the last part of their paths.
+
+        For each leaf of that name, where its copies are in ``keys``.
+        """
+        program = self.context.source.optimizer
+        if program is None:
+            return {}
+        found: dict[str, list[tuple[int, ...]]] = {}
+        leaves = zip(program.leaf_paths, program.leaf_specs, program.leaf_owner, strict=True)
+        for leaf, (path, spec, owner) in enumerate(leaves):
+            if spec.shape == () and owner is None:
+                kept = (n for n, key in enumerate(self.keys) if (key.kind, key.item) == ("optimizer", leaf))
+                found.setdefault(path.rpartition(".")[2], []).append(tuple(kept))
+        return {name: tuple(copies) for name, copies in found.items()}
+
     def leaves(self, state: TrainState, kind: str, count: int, device: Any, call: str) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
         registers, sharding = self.registers(state, call), jax.sharding.SingleDeviceSharding(device)

@@ -27,6 +27,7 @@ from piper_jax.runtime.excess import ExcessRows
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
 from piper_jax.runtime.node_run import NodeRun, run_alone
+from piper_jax.runtime.optimizer_state import parameters_kept_as, single_numbers
 from piper_jax.runtime.profiling import profile
 from piper_jax.runtime.ready import Ready, accumulator_keys, accumulators, first_gradients, prepare, tokens
 from piper_jax.runtime.state import StateLayout, TrainState, state_layout
@@ -92,6 +93,32 @@ class Train:
         optimizer = self._need_optimizer("opt_state")
         leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self.devices[0], "opt_state")
         return optimizer.build(leaves)
+
+    @checked(RuntimeFault, apart=("state",))
+    def scalars(self, state: TrainState, *names: str) -> dict[str, jax.Array]:
+        """Copies of numbers in the optax state that belong to no one parameter: counts, norms, rates.
+
+        Args:
+          names: the last parts of their paths in the optax state, such as ``"count"``.
+
+        Returns:
+          By name, each on one device of this process. Nothing is waited for, and the state may be stepped on.
+        """
+        self._need_optimizer("scalars")
+        return single_numbers(self._state_layout, state, names)
+
+    @checked(RuntimeFault, apart=("state",))
+    def with_params_of(self, state: TrainState, name: str) -> TrainState:
+        """The state whose parameters are the copy of them that the optax state keeps, such as a moving average.
+
+        Args:
+          name: the part of the copy's path in the optax state before the path of a parameter.
+
+        Returns:
+          A state to evaluate, not to step on: it shares its other arrays with ``state``.
+        """
+        self._need_optimizer("with_params_of")
+        return parameters_kept_as(self._state_layout, state, name)
 
     # -- running -------------------------------------------------------------------------------------
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:

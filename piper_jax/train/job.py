@@ -14,7 +14,7 @@ import piper_jax as piper
 from piper_jax.config import Config, ModelSection, planned_strategy
 from piper_jax.errors import ConfigError, PiperError, RuntimeFault, counted, suggest
 from piper_jax.models.language_model import LanguageModel
-from piper_jax.train.optimizers import build_optimizer
+from piper_jax.optimizers import build_optimizer
 
 BUILT_IN_MODELS = {
     "gpt": "piper_jax.models.gpt:language_model",
@@ -41,7 +41,7 @@ class Job:
         """
         return cls(
             config=config,
-            model=build_model(config.model),
+            model=build_model(config.model, config.precision.compute),
             optimizer=build_optimizer(config.optimizer, config.train.steps),
             strategy=planned_strategy(config),
         )
@@ -75,16 +75,20 @@ class Job:
         return piper.DeviceMap.of(plan, found)
 
 
-def build_model(section: ModelSection) -> LanguageModel:
+def build_model(section: ModelSection, compute_dtype: str | None = None) -> LanguageModel:
     """Imports and calls the function that ``model.name`` names.
+
+    Args:
+      compute_dtype: one more argument of it, where it is not None.
 
     Raises:
       ConfigError: no such module or function, arguments that it does not take, or another kind of result.
     """
     path = BUILT_IN_MODELS.get(section.name, section.name)
     function = _imported(path)
+    arguments = section.arguments if compute_dtype is None else {**section.arguments, "compute_dtype": compute_dtype}
     try:
-        model = function(**section.arguments)
+        model = function(**arguments)
     except PiperError:
         raise
     except TypeError as error:

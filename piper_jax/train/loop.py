@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import piper_jax as piper
+from piper_jax.optimizers import AVERAGE
 from piper_jax.train.batches import Batch, RandomWindows, held_out_batches
 from piper_jax.train.corpus import Corpus, unigram_entropy
 from piper_jax.train.job import Job
@@ -36,6 +37,7 @@ def run_job(job: Job, plan: piper.Plan, corpus: Corpus, display: Display) -> Sum
     held_out = held_out_batches(corpus.held_out, num_batches=evaluation.num_batches, **shape)
 
     def evaluate(state: Any) -> float:
+        state = train.with_params_of(state, AVERAGE) if evaluation.use_ema else state
         losses = [train.evaluate(state, batch, job.model.evaluation_loss_fn)["loss"] for batch in held_out]
         return float(np.mean([float(loss) for loss in losses]))
 
@@ -51,7 +53,7 @@ def run_job(job: Job, plan: piper.Plan, corpus: Corpus, display: Display) -> Sum
             display.evaluation(step, evaluate(state))
     seconds = time.perf_counter() - first_ended
     num_tokens = (sizes.steps - 1) * sizes.batch_size * sizes.sequence_length
-    measured = train.profile(state, next(batches), title="measured") if job.config.profile else None
+    measured = train.profile(state, next(batches), title="measured") if job.config.profile is not None else None
     return Summary(
         measured=measured,
         num_steps=sizes.steps,

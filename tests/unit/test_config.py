@@ -120,6 +120,18 @@ def test_strategies_of_your_own_are_found_in_files(tmp_path: Path):
     assert planned_strategy(config).directives == (directive("OnlyHere", depth=3),)
 
 
+def test_keys_of_an_optimizer_have_its_own_defaults():
+    assert load_config_text("optimizer: {name: lion}").optimizer.b2 == 0.99
+    sgd = load_config_text("optimizer: {name: sgd, schedule: constant}").optimizer
+    assert (sgd.momentum, sgd.b1, sgd.final_fraction) == (0.9, None, None)
+    assert load_config_text(config_text(load_config_text("optimizer: {name: muon}"))).optimizer.name == "muon"
+
+
+def test_a_profile_is_a_window_or_none():
+    assert load_config_text("profile: false").profile is None
+    assert load_config_text("", ["profile.steps=[3,5]"]).profile.steps == (3, 5)
+
+
 def test_a_whole_number_is_a_number():
     assert load_config_text("optimizer: {weight_decay: 0}").optimizer.weight_decay == 0
 

@@ -72,8 +72,8 @@ def fault(*overrides: str, text: str = BASE) -> str:
             "the default is 0.0003.",
         ),
         (
-            "optimizer.name=adam",
-            "optimizer.name = 'adam': 'adamw' is expected.",
+            "optimizer.name=adan",
+            "optimizer.name = 'adan': 'adamw', 'adam', 'sgd', 'lion', 'adafactor' or 'muon' is expected.",
             "the default is adamw.",
         ),
         (
@@ -140,6 +140,41 @@ def fault(*overrides: str, text: str = BASE) -> str:
             "optimizer.warmup_steps=500",
             "optimizer.warmup_steps = 500 leaves nothing of train.steps = 100.",
             "use fewer, such as 10.",
+        ),
+        (
+            "optimizer.momentum=0.5",
+            "optimizer.momentum: adamw has no such key.",
+            "adamw has b1, b2, eps, weight_decay.",
+        ),
+        (
+            "optimizer.decay_fraction=0.5",
+            "optimizer.decay_fraction: cosine has no such key.",
+            "cosine has final_fraction.",
+        ),
+        (
+            "optimizer.decay_paths='['",
+            "optimizer.decay_paths.0: '[' is no regular expression: unterminated character set at position 0.",
+            r"such as '\.kernel$'.",
+        ),
+        (
+            "evaluation.use_ema=true",
+            "evaluation.use_ema: no average of the parameters is kept.",
+            "set optimizer.ema_decay, such as 0.999.",
+        ),
+        (
+            "profile=true",
+            "profile = True: a window of steps such as profile.steps=[10,12] is expected.",
+            "the default is null.",
+        ),
+        (
+            "profile.steps=[12,10]",
+            "profile.steps = [12, 10] is no window of train.steps = 100.",
+            "give the first and the last step of it, such as [10, 12].",
+        ),
+        (
+            "logging.wandb={project: a, entiti: b}",
+            "unknown key 'logging.wandb.entiti'.",
+            "did you mean 'entity'?",
         ),
     ],
 )

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from piper_jax.config import ModelSection, OptimizerSection, load_config, load_config_text
 from piper_jax.errors import ConfigError, RuntimeFault
+from piper_jax.optimizers import build_optimizer, learning_rate
 from piper_jax.simulation import simulate
 from piper_jax.train.comparison import TOLERANCES, Comparison, Difference
 from piper_jax.train.job import Job, build_model
-from piper_jax.train.optimizers import build_optimizer, learning_rate
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 TINY = CONFIGS[0].parent / "gpt_tiny.yaml"
@@ -45,6 +46,14 @@ def test_the_model_may_be_any_import_path():
     assert set(model.init(jax.random.key(0))) == {"embed", "head", "norm", *(f"layers_{k}" for k in range(4))}
 
 
+def test_the_precision_of_compute_is_an_argument_of_the_model():
+    job = Job.of(load_config(TINY, ["precision.compute=bfloat16"]))
+    model = nnx.eval_shape(lambda: job.model.init(jax.random.key(0)))
+    assert (model.layers[0].up.dtype, model.layers[0].up.kernel.dtype) == ("bfloat16", "float32")
+    with pytest.raises(ConfigError, match="sqrt"):
+        build_model(ModelSection(name="math:sqrt"), "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -69,6 +78,12 @@ def test_the_learning_rate_warms_up_and_decays():
     rate = learning_rate(OptimizerSection(learning_rate=1.0, warmup_steps=10, final_fraction=0.1), 110)
     assert [float(rate(step)) for step in (0, 5, 10, 60, 110)] == pytest.approx([0.0, 0.5, 1.0, 0.55, 0.1])
     assert float(learning_rate(OptimizerSection(learning_rate=1.0), 100)(0)) == 1.0
+    stable = learning_rate(OptimizerSection(learning_rate=1.0, warmup_steps=10, schedule="wsd"), 110)
+    assert [float(stable(step)) for step in (5, 10, 90, 100, 110)] == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1])
+    falling = learning_rate(OptimizerSection(learning_rate=1.0, schedule="linear", final_fraction=0.0), 100)
+    assert [float(falling(step)) for step in (0, 50, 100)] == pytest.approx([1.0, 0.5, 0.0])
+    constant = learning_rate(OptimizerSection(learning_rate=1.0, schedule="constant"), 100)
+    assert float(constant(100)) == 1.0
 
 
 def test_only_matrices_decay():
@@ -78,6 +93,30 @@ def test_only_matrices_decay():
     changed = optax.apply_updates(params, updates)
     np.testing.assert_allclose(changed["kernel"], 0.95)
     np.testing.assert_allclose(changed["scale"], 1.0)
+
+
+def test_the_parameters_that_decay_may_be_named():
+    section = OptimizerSection(learning_rate=0.1, weight_decay=0.5, clip_norm=None, decay_paths=(r"^a\.",))
+    params = {"a": {"scale": np.ones(2)}, "b": {"kernel": np.ones((2, 2))}}
+    optimizer = build_optimizer(section, 10)
+    updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
+    np.testing.assert_allclose(updates["a"]["scale"], -0.05)
+    np.testing.assert_allclose(updates["b"]["kernel"], 0.0)
+    wrong = build_optimizer(section.model_copy(update={"decay_paths": ("a", "b.kernl")}), 10)
+    with pytest.raises(
+        ConfigError, match=r"optimizer.decay_paths.1: 'b.kernl' matches no parameter.\nhelp: .*'b.kernel'"
+    ):
+        wrong.init(params)
+
+
+def test_accumulated_gradients_are_one_update():
+    section = OptimizerSection(name="sgd", momentum=0.0, learning_rate=1.0, warmup_steps=4, accumulate_steps=2)
+    optimizer, params = build_optimizer(section, 10), {"a": np.zeros(1, np.float32)}
+    state, seen = optimizer.init(params), []
+    for gradient in (3.0, 1.0, 1.0, 3.0):
+        updates, state = optimizer.update({"a": np.full(1, gradient, np.float32)}, state, params)
+        seen.append((float(updates["a"][0]), float(state.grad_norm), float(state.learning_rate)))
+    assert seen == [(0.0, 3.0, 0.0), (0.0, 1.0, 0.0), (0.0, 1.0, 0.5), (-0.5, 3.0, 0.5)]
 
 
 def test_gradients_are_clipped_by_their_global_norm():
