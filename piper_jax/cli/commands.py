@@ -14,7 +14,7 @@ from piper_jax.cli.devices import prepare_devices
 from piper_jax.cli.selection import parsed_filter
 from piper_jax.config import Config, DevicesSection, config_text, planned_strategy
 from piper_jax.errors import ConfigError, counted
-from piper_jax.recording import RunFolder
+from piper_jax.recording import Recorder, RunFolder
 
 if TYPE_CHECKING:
     from piper_jax.planning import Plan
@@ -39,15 +39,18 @@ def train(config: Config) -> int:
     corpus = load_corpus(config.data, min_part_bytes=config.train.sequence_length + 2)
     _print(console, f"run    {folder.path}\ndata   {corpus}")
     plan = _planned(console, job)
-    _print(console, _grid(plan, config) + "\n")
+    simulated = _simulated(plan, config)
+    _print(console, _grid(simulated) + "\n")
     if (placed := job.device_map(plan)).crossings:
         _print(console, f"{placed}\n")
     folder.save(config)
-    with progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display:
-        summary = run_job(job, plan, corpus, display)
+    with (
+        Recorder.open(config, folder) as recorder,
+        progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display,
+    ):
+        recorder.record(0, {"bubble_simulated": simulated.bubble, "peak_bytes_simulated": simulated.peak_bytes})
+        summary = run_job(job, plan, corpus, display, folder, recorder)
     _print(console, f"\n{summary}")
-    if summary.measured is not None:
-        _write_profile(console, folder, plan, summary.measured)
     return 0
 
 
@@ -56,7 +59,7 @@ def plan(config: Config, target: str | None = None) -> int:
     chosen = None if target is None else _target(target)
     console, job = Console(), _job(config)
     made = _planned(console, job)
-    _print(console, f"{made}\n\n{_grid(made, config)}")
+    _print(console, f"{made}\n\n{_grid(_simulated(made, config))}")
     if chosen is not None:
         from piper_jax.targets.mapping import map_onto
 
@@ -287,25 +290,20 @@ def _measured_report(console: Console, source: Source, hardware: str | None) -> 
     return report
 
 
-def _write_profile(console: Console, folder: RunFolder, made: Plan, measured: Report) -> None:
-    from piper_jax.simulation import MeasuredCosts
-    from piper_jax.simulation import simulate as run
-    from piper_jax.visualization import draw
-
-    planned = run(made, costs=MeasuredCosts.from_timeline(measured.timeline), title="planned, with measured costs")
-    for name in ("piper-profile.html", "piper-profile.json"):
-        _print(console, f"wrote {draw(planned, folder.path / name, measured=measured)}")
-
-
 def _title(config: Config) -> str:
     return " + ".join(directive.name for directive in config.strategy.directives) or "1F1B"
 
 
-def _grid(plan: Plan, config: Config) -> str:
+def _simulated(plan: Plan, config: Config) -> Report:
     from piper_jax.simulation import simulate as run
+
+    return run(plan, title=_title(config))
+
+
+def _grid(report: Report) -> str:
     from piper_jax.visualization import grid_text
 
-    return grid_text(run(plan, title=_title(config)))
+    return grid_text(report)
 
 
 def _comparison_table(comparison: Comparison) -> Table:

@@ -46,6 +46,16 @@ class GPTConfig:
         embeddings = self.vocab_size * self.dim * (1 if self.tied_embeddings else 2)
         return embeddings + self.num_layers * block + self.dim
 
+    @property
+    def num_multiplied_parameters(self) -> int:
+        """Those that each token is multiplied by: not an embedding that is only looked up."""
+        return self.num_parameters - (0 if self.tied_embeddings else self.vocab_size * self.dim)
+
+    @property
+    def attention_width(self) -> int:
+        """Layers x heads x width of a head."""
+        return self.num_layers * self.dim
+
 
 PRESETS = {
     "tiny": GPTConfig(num_layers=4, dim=32, num_heads=2),

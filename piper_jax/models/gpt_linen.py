@@ -84,4 +84,6 @@ def language_model(**arguments: Any) -> LanguageModel:
         init=init,
         loss_fn=dropout_loss_fn if config.dropout else loss_fn,
         evaluation_loss_fn=loss_fn if config.dropout else None,
+        num_active_parameters=config.num_multiplied_parameters,
+        attention_width=config.attention_width,
     )

@@ -25,12 +25,17 @@ class LanguageModel:
         ``[batch, length]``; the loss is the mean over all targets, in nats.
       evaluation_loss_fn: the same without dropout and auxiliary terms; None where that is ``loss_fn`` itself.
       summary: metrics of a step -> what is shown of them beside the loss, by name; None shows the loss alone.
+      num_active_parameters: those that each token is multiplied by, for the MFU: of experts the chosen ones, and no
+        embedding that is only looked up; None counts all.
+      attention_width: layers x heads x width of a head; 0 leaves attention's own products out of the MFU.
     """
 
     init: Callable[[jax.Array], Any]
     loss_fn: Callable[..., Any]
     evaluation_loss_fn: Callable[..., Any] | None = None
     summary: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None
+    num_active_parameters: int | None = None
+    attention_width: int = 0
 
     def shapes(self) -> Any:
         """What ``init`` returns with ``jax.ShapeDtypeStruct`` leaves; computes nothing."""

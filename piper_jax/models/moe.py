@@ -121,4 +121,6 @@ def language_model(**arguments: Any) -> LanguageModel:
         loss_fn=loss_fn,
         evaluation_loss_fn=evaluation_loss_fn,
         summary=summary,
+        num_active_parameters=config.num_multiplied_parameters,
+        attention_width=config.attention_width,
     )

@@ -89,6 +89,16 @@ class MoEConfig:
         """Those that take part in the prediction of one token."""
         return self._parameters(self.top_k)
 
+    @property
+    def num_multiplied_parameters(self) -> int:
+        """Active ones that each token is multiplied by: not an embedding that is only looked up."""
+        return self.num_active_parameters - (0 if self.tied_embeddings else self.vocab_size * self.dim)
+
+    @property
+    def attention_width(self) -> int:
+        """Layers x heads x width of a head."""
+        return self.num_layers * self.num_heads * self.head_dim
+
     def _parameters(self, experts: int) -> int:
         queries, keys = self.num_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         attention = 2 * self.dim * (queries + keys) + 2 * self.head_dim + 2 * self.dim

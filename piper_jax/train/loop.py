@@ -9,26 +9,35 @@ from typing import Any
 import numpy as np
 
 import piper_jax as piper
-from piper_jax.optimizers import AVERAGE
+from piper_jax.optimizers import AVERAGE, OBSERVED
+from piper_jax.recording import Recorder, RunFolder
 from piper_jax.train.batches import Batch, RandomWindows, held_out_batches
 from piper_jax.train.corpus import Corpus, unigram_entropy
+from piper_jax.train.following import Follower
 from piper_jax.train.job import Job
-from piper_jax.train.metrics import Meter, StepMetrics, Summary
+from piper_jax.train.metrics import Meter, Summary
 from piper_jax.train.progress import Display
+from piper_jax.train.utilization import Utilization
+from piper_jax.train.window import ProfileWindow
 
 
-def run_job(job: Job, plan: piper.Plan, corpus: Corpus, display: Display) -> Summary:
+def run_job(
+    job: Job, plan: piper.Plan, corpus: Corpus, display: Display, folder: RunFolder, recorder: Recorder
+) -> Summary:
     """Trains for ``train.steps`` steps and evaluates on held-out text.
 
     Args:
       plan: of the job, placed and ordered.
+      recorder: takes the metrics of every step.
 
     Raises:
       RuntimeFault: too few devices.
     """
     sizes, evaluation = job.config.train, job.config.evaluation
     shape = {"batch_size": sizes.batch_size, "sequence_length": sizes.sequence_length}
-    devices = job.device_map(plan)
+    devices, utilization = job.device_map(plan), Utilization.of(job, plan)
+    display.note(f"mfu    {utilization}")
+    recorder.say(0, {"plan": str(job.strategy), "mfu": str(utilization)})
     display.compiling()
     started = time.perf_counter()
     train = piper.compile(plan, devices=devices)
@@ -41,25 +50,37 @@ def run_job(job: Job, plan: piper.Plan, corpus: Corpus, display: Display) -> Sum
         losses = [train.evaluate(state, batch, job.model.evaluation_loss_fn)["loss"] for batch in held_out]
         return float(np.mean([float(loss) for loss in losses]))
 
-    meter, first_ended = Meter(tokens_per_step=sizes.batch_size * sizes.sequence_length), started
-    for step in range(1, sizes.steps + 1):
-        state, metrics = train.step(state, next(batches))
-        loss = float(metrics["loss"])
-        named = {} if job.model.summary is None else job.model.summary(metrics)
-        display.step(StepMetrics(step=step, loss=loss, tokens_per_second=meter.step_ended(), named=named))
-        if step == 1:
-            first_ended = time.perf_counter()
-        if evaluation.every and step % evaluation.every == 0 and step < sizes.steps:
-            display.evaluation(step, evaluate(state))
-    seconds = time.perf_counter() - first_ended
+    meter = Meter(tokens_per_step=sizes.batch_size * sizes.sequence_length)
+    follower = Follower(
+        meter=meter, display=display, recorder=recorder, summary=job.model.summary, utilization=utilization
+    )
+    window = ProfileWindow(job.config.profile, train=train, folder=folder, recorder=recorder, display=display)
+    try:
+        for step in range(1, sizes.steps + 1):
+            batch = next(batches)
+            if window.opens(step):
+                with follower.paused():
+                    window.open(step, state, batch)
+            state, metrics = train.step(state, batch)
+            follower.dispatched(step, {**metrics, **train.scalars(state, *OBSERVED)})
+            window.after(step, state)
+            if evaluation.every and step % evaluation.every == 0 and step < sizes.steps:
+                with follower.paused():
+                    loss = evaluate(state)
+                display.evaluation(step, loss)
+                recorder.record(step, {"held_out_loss": loss})
+        follower.catch_up()
+    finally:
+        window.close()
+    seconds = time.perf_counter() - meter.first_ended
     num_tokens = (sizes.steps - 1) * sizes.batch_size * sizes.sequence_length
-    measured = train.profile(state, next(batches), title="measured") if job.config.profile is not None else None
+    held_out_loss = evaluate(state)
+    recorder.record(sizes.steps, {"held_out_loss": held_out_loss})
     return Summary(
-        measured=measured,
         num_steps=sizes.steps,
-        held_out_loss=evaluate(state),
+        held_out_loss=held_out_loss,
         unigram_entropy=unigram_entropy(_predicted(held_out)),
-        compile_seconds=first_ended - started,
+        compile_seconds=meter.first_ended - started,
         train_seconds=seconds,
         tokens_per_second=num_tokens / seconds if num_tokens else None,
     )

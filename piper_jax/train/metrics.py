@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-from piper_jax.simulation.report import Report
 
 WINDOW_STEPS = 20
 
@@ -20,13 +19,28 @@ class StepMetrics:
       step: steps done, from 1.
       loss: of this step's batch, in nats.
       tokens_per_second: over the last steps; None until two steps after compiling are done.
+      grad_norm: of the whole gradient before clipping; not finite where the step changed nothing.
+      learning_rate: of the update.
+      mfu: model FLOPs utilization, in [0, 1]; None where the peak of the devices is not known.
+      peak_bytes: the most that a device has held so far; None where the platform does not count.
       named: what the model's summary says of the step's other metrics.
     """
 
     step: int
     loss: float
     tokens_per_second: float | None
+    grad_norm: float = math.nan
+    learning_rate: float = math.nan
+    mfu: float | None = None
+    peak_bytes: int | None = None
     named: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All that is known, by name."""
+        names = ("loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "peak_bytes")
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {**known, **self.named}
 
     @property
     def values(self) -> str:
@@ -44,7 +58,6 @@ class Summary:
       compile_seconds: of the first step.
       train_seconds: of the others.
       tokens_per_second: without the first step; None for a run of one step.
-      measured: the timeline of one more step, where the configuration asks for a profile.
     """
 
     num_steps: int
@@ -53,7 +66,6 @@ class Summary:
     compile_seconds: float
     train_seconds: float
     tokens_per_second: float | None
-    measured: Report | None = None
 
     def __str__(self) -> str:
         below = self.unigram_entropy - self.held_out_loss
@@ -75,10 +87,18 @@ class Meter:
 
     tokens_per_step: int
     clock: Callable[[], float] = time.perf_counter
+    first_ended: float = 0.0
     _ends: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS + 1))
 
     def step_ended(self) -> float | None:
         """Call after every step; returns tokens per second over at most the last 20."""
-        self._ends.append(self.clock())
+        now = self.clock()
+        self.first_ended = self.first_ended or now
+        self._ends.append(now)
         steps, seconds = len(self._ends) - 1, self._ends[-1] - self._ends[0]
         return steps * self.tokens_per_step / seconds if steps and seconds > 0 else None
+
+    def restarted(self) -> None:
+        """Call after a pause: what came before it no longer counts."""
+        self._ends.clear()
+        self._ends.append(self.clock())

@@ -13,13 +13,15 @@ from piper_jax.train.metrics import StepMetrics
 
 
 class Display(Protocol):
-    """Gets every step and every evaluation in between."""
+    """Gets every step, every evaluation in between, and lines about what was written."""
 
     def compiling(self) -> None: ...
 
     def step(self, metrics: StepMetrics) -> None: ...
 
     def evaluation(self, step: int, loss: float) -> None: ...
+
+    def note(self, line: str) -> None: ...
 
 
 @contextmanager
@@ -52,7 +54,10 @@ class _Bar:
         self._bar.update(self._task, description="training", completed=metrics.step, values=metrics.values, rate=rate)
 
     def evaluation(self, step: int, loss: float) -> None:
-        self._bar.console.print(f"step {step}: held-out loss {loss:.3f}")
+        self.note(f"step {step}: held-out loss {loss:.3f}")
+
+    def note(self, line: str) -> None:
+        self._bar.console.print(line, highlight=False, markup=False)
 
 
 class _Lines:
@@ -60,15 +65,15 @@ class _Lines:
         self._console, self._num_steps, self._log_every = console, num_steps, log_every
 
     def compiling(self) -> None:
-        self._print("compiling")
+        self.note("compiling")
 
     def step(self, metrics: StepMetrics) -> None:
         if metrics.step == 1 or metrics.step % self._log_every == 0 or metrics.step == self._num_steps:
             rate = "" if metrics.tokens_per_second is None else f"  {metrics.tokens_per_second:,.0f} tokens/s"
-            self._print(f"step {metrics.step}/{self._num_steps}  {metrics.values}{rate}")
+            self.note(f"step {metrics.step}/{self._num_steps}  {metrics.values}{rate}")
 
     def evaluation(self, step: int, loss: float) -> None:
-        self._print(f"step {step}/{self._num_steps}  held-out loss {loss:.3f}")
+        self.note(f"step {step}/{self._num_steps}  held-out loss {loss:.3f}")
 
-    def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+    def note(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -44,7 +45,8 @@ def test_plan_says_in_the_users_terms_what_cannot_be_planned():
 
 @pytest.mark.sample
 def test_train_learns_and_says_how_well(tmp_path: Path):
-    done = piper("train", "configs/gpt_tiny.yaml", f"folder={tmp_path}", "train.steps=20", "evaluation.every=10")
+    overrides = ("train.steps=20", "evaluation.every=10", "profile.steps=[3,4]", "logging.peak_flops=1e9")
+    done = piper("train", "configs/gpt_tiny.yaml", f"folder={tmp_path}", *overrides)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"step \d+/20  loss (\d+\.\d+)", done.stdout)]
     assert losses[0] > 5.4
@@ -54,6 +56,24 @@ def test_train_learns_and_says_how_well(tmp_path: Path):
     assert re.search(r"held-out loss    \d\.\d+ nats per byte", done.stdout)
     assert "tokens/s" in done.stdout
     assert load_config(tmp_path / "config.yaml").train.steps == 20
+    formula = r"mfu    \(6 N \+ 12 x 128 x 32\) x tokens/s / \(4 x 1e\+09 FLOP/s, .*\), N = 57,632 active parameters"
+    assert re.search(formula, done.stdout)
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 21))
+    assert f"{steps[0]['loss']:.3f}" == f"{losses[0]:.3f}"
+    assert steps[0]["learning_rate"] == pytest.approx(1e-2)
+    assert all(line["grad_norm"] > 0.1 for line in steps)
+    last, per_token = steps[-1], 6 * 57_632 + 12 * 128 * 32
+    assert last["mfu"] == pytest.approx(last["tokens_per_second"] * per_token / 4e9)
+    assert [line["step"] for line in lines if "held_out_loss" in line] == [10, 20]
+    assert [line["step"] for line in lines if "bubble_measured" in line] == [3]
+    assert lines[0]["bubble_simulated"] == pytest.approx(0.2)
+    assert lines[0]["peak_bytes_simulated"] > 1e6
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    assert list((tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
+    assert (tmp_path / "piper-profile.html").stat().st_size > 1000
 
 
 @pytest.mark.sample

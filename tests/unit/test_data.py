@@ -122,6 +122,16 @@ def test_the_meter_leaves_the_first_step_out_and_forgets_old_ones():
     assert rates[-1] == pytest.approx(20.0)
 
 
+def test_the_meter_does_not_count_a_pause():
+    ends = iter([100.0, 101.0, 150.0, 152.0])
+    meter = Meter(tokens_per_step=10, clock=lambda: next(ends))
+    for _ in range(2):
+        meter.step_ended()
+    meter.restarted()
+    assert meter.step_ended() == pytest.approx(5.0)
+    assert meter.first_ended == 100.0
+
+
 def test_the_summary_compares_with_the_unigram_entropy():
     summary = Summary(
         num_steps=10, held_out_loss=2.0, unigram_entropy=3.2, compile_seconds=1, train_seconds=9, tokens_per_second=1e3
