@@ -1,7 +1,7 @@
 """Host time of the training loop beside the step itself: the next batch, reading, showing and writing metrics.
 
-Before each part everything dispatched is waited for, so that a part counts what the host does and no device. The model is
-small, since its size changes none of this; the smallest time of each part over several rounds is printed as well.
+Before each part everything dispatched is waited for, so that a part counts what the host does and no device. The model
+is small, since its size changes none of this. Medians, and the smallest times, which other work spoils least.
 
 Run: ``python benchmarks/loop_overhead.py [steps]``
 """
@@ -46,10 +46,10 @@ class Parts:
     def __init__(self):
         self.seconds: dict[str, list[float]] = {}
 
-    def time(self, name: str, call: Callable[[], Any], pending: Any) -> Any:
+    def time(self, name: str, pending: Any, call: Callable[..., Any], *arguments: Any) -> Any:
         jax.block_until_ready(pending)
         begin = time.perf_counter()
-        result = call()
+        result = call(*arguments)
         self.seconds.setdefault(name, []).append(time.perf_counter() - begin)
         return result
 
@@ -82,10 +82,10 @@ def main() -> None:
         meter = Meter(tokens_per_step=sizes.batch_size * sizes.sequence_length)
         follower = Follower(meter=meter, display=display, recorder=recorder, utilization=lambda rate: rate / 1e9)
         for step in range(1, STEPS + 1):
-            batch = parts.time("batch", lambda: next(batches), state)
+            batch = parts.time("batch", state, next, batches)
             state, metrics = train.step(state, batch)
-            observed = parts.time("norm, rate", lambda: train.scalars(state, *OBSERVED), (state, metrics))
-            parts.time("metrics", lambda: follower.dispatched(step, {**metrics, **observed}), observed)
+            observed = parts.time("norm, rate", (state, metrics), train.scalars, state, *OBSERVED)
+            parts.time("metrics", observed, follower.dispatched, step, {**metrics, **observed})
     parts.print()
 
 

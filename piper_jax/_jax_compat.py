@@ -181,3 +181,8 @@ def relocate(compiled: jax.stages.Compiled, source: Sequence[Any], target: Seque
     except (LookupError, ValueError, NotImplementedError):
         return None
     return jax.stages.Compiled(loaded, [], in_tree.unflatten(args_info), out_tree, no_kwargs=no_kwargs)
+
+
+def cpu_collectives() -> tuple[str, ...]:
+    """What this jaxlib has for collectives between CPU processes: ``gloo``, ``mpi``."""
+    return tuple(name for name in ("gloo", "mpi") if any(f"make_{name}" in made for made in dir(xla_client._xla)))

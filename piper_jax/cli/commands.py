@@ -15,6 +15,7 @@ from piper_jax.cli.selection import parsed_filter
 from piper_jax.config import Config, DevicesSection, config_text, planned_strategy
 from piper_jax.errors import ConfigError, counted
 from piper_jax.recording import Recorder, RunFolder
+from piper_jax.versions import require_versions
 
 if TYPE_CHECKING:
     from piper_jax.planning import Plan
@@ -31,7 +32,10 @@ Source = Config | Path
 
 def train(config: Config) -> int:
     """Plans and trains; prints the grid of the plan, progress, held-out loss and unigram entropy."""
-    console, folder, job = Console(), RunFolder.of(config).make(), _job(config)
+    console, folder = Console(), RunFolder.of(config).make()
+    for fault in require_versions():
+        _print(console, f"warning: {fault.what} {fault.help}")
+    job = _job(config)
     from piper_jax.train.corpus import load_corpus
     from piper_jax.train.loop import run_job
     from piper_jax.train.progress import progress_display
@@ -121,13 +125,15 @@ def compile_for(source: Config, target: str) -> int:
     return 0
 
 
-def doctor() -> int:
-    """Prints versions and devices, and what is missing or untested."""
+def doctor(folder: Path) -> int:
+    """Prints versions, devices and disk space, and what is missing; 1 where nothing can run like this."""
     from piper_jax.cli.diagnosis import diagnose
 
-    lines, healthy = diagnose()
-    _print(Console(), "\n".join(lines))
-    return 0 if healthy else EXIT_FAULT
+    console, broken = Console(), False
+    for finding in diagnose(folder):
+        _print(console, str(finding))
+        broken |= finding.is_broken
+    return EXIT_FAULT if broken else 0
 
 
 def check(config: Config, *, bisect: bool = False, node: str | None = None) -> int:

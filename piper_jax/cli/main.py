@@ -106,9 +106,11 @@ def compile_command(
 
 
 @app.command()
-def doctor() -> None:
-    """Print versions and devices, and what is missing."""
-    raise typer.Exit(exit_code(commands.doctor))
+def doctor(
+    folder: Annotated[Path, typer.Option(help="Where a run is to keep what it leaves behind.")] = Path("runs"),
+) -> None:
+    """Print versions, devices and disk space, and what is missing; exits with 1 where something is broken."""
+    raise typer.Exit(exit_code(partial(commands.doctor, folder)))
 
 
 @app.command()

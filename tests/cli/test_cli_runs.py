@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.needs_jax, pytest.mark.timeout(240)]
 
 
-def piper(*arguments: str) -> subprocess.CompletedProcess[str]:
+def piper(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs ``piper`` without the devices that the tests set for themselves; XLA need not optimize what runs twice."""
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", **variables}
     command = [sys.executable, "-c", "from piper_jax.cli import main; main()", *arguments]
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -115,6 +115,14 @@ def test_check_runs_one_node_alone():
     missing = piper("check", "configs/gpt_tiny.yaml", "--node", "F[PP=3,MB=2]")
     assert missing.returncode == 1
     assert "FilterError: there is no node 'F[PP=3,MB=2]'.\nhelp: did you mean 'F[PP=1,MB=2]'?" in missing.stderr
+
+
+def test_the_doctor_says_what_is_broken_and_fails(tmp_path: Path):
+    done = piper("doctor", "--folder", str(tmp_path / "run"), JAX_PLATFORMS="cuda")
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"^devices     BROKEN: .*\n +help: unset JAX_PLATFORMS", done.stdout, re.MULTILINE)
+    assert re.search(r"^jax         0\.\d+", done.stdout, re.MULTILINE)
+    assert re.search(r"^folder      .*/run: [\d,.]+ GB free", done.stdout, re.MULTILINE)
 
 
 def test_too_few_devices_are_named_before_anything_is_compiled(tmp_path: Path):
