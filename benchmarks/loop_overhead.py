@@ -30,10 +30,9 @@ from rich.console import Console
 
 import piper_jax as piper
 from piper_jax.config import load_config
+from piper_jax.data import open_data
 from piper_jax.optimizers import OBSERVED
 from piper_jax.recording import Recorder, RunFolder
-from piper_jax.train.batches import RandomWindows
-from piper_jax.train.corpus import load_corpus
 from piper_jax.train.following import Follower
 from piper_jax.train.job import Job
 from piper_jax.train.metrics import Meter
@@ -69,10 +68,7 @@ def main() -> None:
     plan = job.plan()
     train = piper.compile(plan, devices=job.device_map(plan))
     state = train.init(job.parameters(), sizes.seed)
-    corpus = load_corpus(config.data)
-    batches = RandomWindows(
-        text=corpus.train, seed=0, batch_size=sizes.batch_size, sequence_length=sizes.sequence_length
-    )
+    batches = open_data(config).training()
     console = Console(file=io.StringIO(), force_terminal=True)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -59,6 +59,10 @@ class ConfigError(PiperError):
     """A configuration file or command line is wrong (exit code 2)."""
 
 
+class DataError(PiperError):
+    """A record or file of the data cannot be read, or is not what it was."""
+
+
 class RuntimeFault(PiperError):
     """A fault while a step runs: wrong arguments, too few devices, a stuck transfer."""
 

@@ -18,11 +18,11 @@ from piper_jax.recording import Recorder, RunFolder
 from piper_jax.versions import require_versions
 
 if TYPE_CHECKING:
+    from piper_jax.data import Batch
     from piper_jax.planning import Plan
     from piper_jax.simulation import Report
     from piper_jax.targets.profiles import Target
     from piper_jax.targets.report import TargetReport
-    from piper_jax.train.batches import Batch
     from piper_jax.train.comparison import Comparison
     from piper_jax.train.job import Job
 
@@ -36,12 +36,12 @@ def train(config: Config) -> int:
     for fault in require_versions():
         _print(console, f"warning: {fault.what} {fault.help}")
     job = _job(config)
-    from piper_jax.train.corpus import load_corpus
+    from piper_jax.data import open_data
     from piper_jax.train.loop import run_job
     from piper_jax.train.progress import progress_display
 
-    corpus = load_corpus(config.data, min_part_bytes=config.train.sequence_length + 2)
-    _print(console, f"run    {folder.path}\ndata   {corpus}")
+    data = open_data(config, folder.path)
+    _print(console, f"run    {folder.path}\ndata   {data}")
     plan = _planned(console, job)
     simulated = _simulated(plan, config)
     _print(console, _grid(simulated) + "\n")
@@ -53,8 +53,10 @@ def train(config: Config) -> int:
         progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display,
     ):
         recorder.record(0, {"bubble_simulated": simulated.bubble, "peak_bytes_simulated": simulated.peak_bytes})
-        summary = run_job(job, plan, corpus, display, folder, recorder)
+        summary = run_job(job, plan, data, display, folder, recorder)
     _print(console, f"\n{summary}")
+    if data.corpus.skipped.reasons:
+        _print(console, f"data             {data.corpus.skipped}")
     return 0
 
 
@@ -146,16 +148,10 @@ def check(config: Config, *, bisect: bool = False, node: str | None = None) -> i
     if bisect and node is not None:
         raise ConfigError("check --bisect --node: two questions.", help="ask one, then the other.")
     console, job = Console(), _job(config)
-    from piper_jax.train.batches import RandomWindows
+    from piper_jax.data import open_data
     from piper_jax.train.comparison import compare_with_one_device
-    from piper_jax.train.corpus import load_corpus
 
-    sizes = config.train
-    corpus = load_corpus(config.data, min_part_bytes=sizes.sequence_length + 2)
-    batches = RandomWindows(
-        text=corpus.train, batch_size=sizes.batch_size, sequence_length=sizes.sequence_length, seed=sizes.seed
-    )
-    made, batch = _planned(console, job), next(batches)
+    made, batch = _planned(console, job), next(open_data(config).training())
     if bisect:
         return _bisect(console, job, made, batch)
     if node is not None:

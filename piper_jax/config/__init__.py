@@ -1,11 +1,11 @@
 """Configurations: typed, strict, read from YAML with ``key=value`` overrides. Imports no JAX."""
 
+from piper_jax.config.data import DataSection, TokenizerSection
 from piper_jax.config.differences import Difference, differing_keys
 from piper_jax.config.loading import load_config, load_config_text
 from piper_jax.config.optimizer import OptimizerSection
 from piper_jax.config.schema import (
     Config,
-    DataSection,
     DevicesSection,
     DirectiveSection,
     EvaluationSection,
@@ -19,6 +19,7 @@ from piper_jax.config.schema import (
 )
 from piper_jax.config.strategies import planned_strategy
 from piper_jax.config.text import config_text
+from piper_jax.config.vocabulary import check_vocabulary, known_vocabulary
 
 __all__ = [
     "Config",
@@ -33,10 +34,13 @@ __all__ = [
     "PrecisionSection",
     "ProfileSection",
     "StrategySection",
+    "TokenizerSection",
     "TrainSection",
     "WandbSection",
+    "check_vocabulary",
     "config_text",
     "differing_keys",
+    "known_vocabulary",
     "load_config",
     "load_config_text",
     "planned_strategy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,16 +13,8 @@ from piper_jax.config.overrides import overridden
 from piper_jax.config.schema import Config
 from piper_jax.config.strategies import planned_strategy
 from piper_jax.config.text import Document, parse_document
+from piper_jax.config.vocabulary import BUILT_IN_MODELS, check_vocabulary, known_vocabulary
 from piper_jax.errors import ConfigError, counted, suggest
-from piper_jax.models.gpt_config import gpt_config
-from piper_jax.models.moe_config import moe_config
-
-BUILT_IN_MODELS: Mapping[str, Callable[..., object]] = {
-    "gpt": gpt_config,
-    "gpt_linen": gpt_config,
-    "moe": moe_config,
-}
-"""Names of models, and what checks their arguments."""
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -76,6 +68,22 @@ def _check_model(config: Config, document: Document) -> None:
             f"{at}: there is no model {name!r}.",
             help=suggest(name, BUILT_IN_MODELS) + " Or an import path such as my_package.my_module:language_model.",
         )
+
+
+def _check_tokenizer(config: Config, document: Document) -> None:
+    section, at = config.data.tokenizer, document.place(("data", "tokenizer"))
+    given = [name for name in ("file", "vocab_size", "end") if getattr(section, name) is not None]
+    if section.kind == "bytes" and given:
+        raise ConfigError(
+            f"{at}: data.tokenizer: bytes have no {given[0]}.", help=f"set kind: bpe, or leave {given[0]} out."
+        )
+    if section.kind == "bpe" and (section.file is None) == (section.vocab_size is None):
+        found = "neither file nor vocab_size" if section.file is None else "both file and vocab_size"
+        raise ConfigError(
+            f"{at}: data.tokenizer: bpe has {found}.", help="give a file to load, or a vocab_size to train."
+        )
+    if (known := known_vocabulary(config.data)) is not None:
+        check_vocabulary(config, *known, at=document.place(("model", "arguments", "vocab_size")))
 
 
 def _check_strategy(config: Config, document: Document) -> None:
@@ -161,6 +169,7 @@ def _check_profile(config: Config, document: Document) -> None:
 
 CHECKS: tuple[Callable[[Config, Document], None], ...] = (
     _check_model,
+    _check_tokenizer,
     _check_strategy,
     _check_batch,
     _check_devices,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
+from piper_jax.config.data import DataSection
 from piper_jax.config.optimizer import OptimizerSection
 from piper_jax.config.section import Count, Number, Section, several
 from piper_jax.config.text import Document
@@ -33,20 +34,6 @@ class ModelSection(Section):
 
     name: str = "gpt"
     arguments: dict[str, Any] = {}
-
-
-class DataSection(Section):
-    """Which text.
-
-    Attributes:
-      paths: files or globs (``**`` for any depth); none means the Python standard library's own sources.
-      held_out_fraction: the part that is only evaluated on.
-      max_bytes: read no more than this many bytes; None means all.
-    """
-
-    paths: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
-    held_out_fraction: Annotated[Number, Field(gt=0, le=0.5)] = 0.05
-    max_bytes: Count | None = None
 
 
 class DirectiveSection(Section):
@@ -96,7 +83,7 @@ class TrainSection(Section):
 
     Attributes:
       batch_size: sequences per step, over all devices.
-      sequence_length: bytes per sequence.
+      sequence_length: tokens per sequence.
       seed: of initial parameters, batches and dropout.
       log_every: steps between printed lines where the output is no terminal.
     """

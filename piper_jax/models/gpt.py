@@ -10,9 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 import piper_jax as piper
-from piper_jax.models.attention import causal_attention
+from piper_jax.models.attention import Packing, causal_attention
 from piper_jax.models.gpt_config import GPTConfig, gpt_config
-from piper_jax.models.language_model import Batch, LanguageModel, token_loss
+from piper_jax.models.language_model import Batch, LanguageModel, Loss, token_loss
 
 
 class Block(nnx.Module):
@@ -31,9 +31,11 @@ class Block(nnx.Module):
         self.down = nnx.Linear(config.hidden_dim, dim, use_bias=False, kernel_init=residual, **dtypes, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout)
 
-    def __call__(self, x: Float[Array, "batch length dim"], key: Any = None) -> Float[Array, "batch length dim"]:
+    def __call__(
+        self, x: Float[Array, "batch length dim"], key: Any = None, packing: Packing | None = None
+    ) -> Float[Array, "batch length dim"]:
         rngs = None if key is None else nnx.Rngs(dropout=key)
-        attended = self.out(causal_attention(self.qkv(self.norm_attention(x)), self.num_heads))
+        attended = self.out(causal_attention(self.qkv(self.norm_attention(x)), self.num_heads, packing))
         x = x + self.dropout(attended, deterministic=key is None, rngs=rngs)
         hidden = self.down(jax.nn.gelu(self.up(self.norm_mlp(x))))
         return x + self.dropout(hidden, deterministic=key is None, rngs=rngs)
@@ -54,29 +56,32 @@ class GPT(nnx.Module):
             )
         self.tied = config.tied_embeddings
 
-    def __call__(self, tokens: Int[Array, "batch length"], key: Any = None) -> Float[Array, "batch length vocab"]:
+    def __call__(
+        self, tokens: Int[Array, "batch length"], key: Any = None, packing: Packing | None = None
+    ) -> Float[Array, "batch length vocab"]:
         """Logits at every position.
 
         Args:
           tokens: int32, below ``vocab_size``.
           key: of the dropout masks; None means no dropout.
+          packing: of several documents in a sequence.
         """
         x = self.embed(tokens)
         for index, layer in enumerate(self.layers):
             with piper.annotate("PP"):
-                x = layer(x, None if key is None else jax.random.fold_in(key, index))
+                x = layer(x, None if key is None else jax.random.fold_in(key, index), packing)
         x = self.norm(x)
         return self.embed.attend(x) if self.tied else self.head(x)
 
 
-def loss_fn(model: GPT, batch: Batch) -> Float[Array, ""]:
+def loss_fn(model: GPT, batch: Batch) -> Loss:
     """Mean cross-entropy of the targets, in nats, without dropout."""
-    return token_loss(model(batch["tokens"]), batch["targets"])
+    return token_loss(model(batch["tokens"], packing=Packing.of(batch)), batch)
 
 
-def dropout_loss_fn(model: GPT, batch: Batch, rng: jax.Array) -> Float[Array, ""]:
+def dropout_loss_fn(model: GPT, batch: Batch, rng: jax.Array) -> Loss:
     """Mean cross-entropy of the targets, in nats, with dropout masks drawn from ``rng``."""
-    return token_loss(model(batch["tokens"], rng), batch["targets"])
+    return token_loss(model(batch["tokens"], rng, Packing.of(batch)), batch)
 
 
 def language_model(**arguments: Any) -> LanguageModel:

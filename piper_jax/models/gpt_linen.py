@@ -11,9 +11,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 import piper_jax as piper
-from piper_jax.models.attention import causal_attention
+from piper_jax.models.attention import Packing, causal_attention
 from piper_jax.models.gpt_config import GPTConfig, gpt_config
-from piper_jax.models.language_model import Batch, LanguageModel, token_loss
+from piper_jax.models.language_model import Batch, LanguageModel, Loss, token_loss
 
 NARROW = nn.initializers.normal(0.02)
 
@@ -24,7 +24,9 @@ class Block(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch length dim"], train: bool) -> Float[Array, "batch length dim"]:
+    def __call__(
+        self, x: Float[Array, "batch length dim"], train: bool, packing: Packing | None
+    ) -> Float[Array, "batch length dim"]:
         config = self.config
         dtypes: dict[str, Any] = {"dtype": config.compute_dtype, "param_dtype": config.param_dtype}
         residual = nn.initializers.normal(0.02 / math.sqrt(2 * config.num_layers))
@@ -32,7 +34,7 @@ class Block(nn.Module):
 
         y = nn.RMSNorm(**dtypes, name="norm_attention")(x)
         y = nn.Dense(3 * config.dim, use_bias=False, kernel_init=NARROW, **dtypes, name="qkv")(y)
-        y = causal_attention(y, config.num_heads)
+        y = causal_attention(y, config.num_heads, packing)
         x = x + drop(nn.Dense(config.dim, use_bias=False, kernel_init=residual, **dtypes, name="out")(y))
 
         y = nn.RMSNorm(**dtypes, name="norm_mlp")(x)
@@ -47,14 +49,16 @@ class GPT(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, tokens: Int[Array, "batch length"], train: bool = False) -> Float[Array, "batch length vocab"]:
+    def __call__(
+        self, tokens: Int[Array, "batch length"], train: bool = False, packing: Packing | None = None
+    ) -> Float[Array, "batch length vocab"]:
         config = self.config
         dtypes: dict[str, Any] = {"dtype": config.compute_dtype, "param_dtype": config.param_dtype}
         embed = nn.Embed(config.vocab_size, config.dim, embedding_init=NARROW, **dtypes, name="embed")
         x = embed(tokens)
         for index in range(config.num_layers):
             with piper.annotate("PP"):
-                x = Block(config, name=f"layers_{index}")(x, train)
+                x = Block(config, name=f"layers_{index}")(x, train, packing)
         x = nn.RMSNorm(**dtypes, name="norm")(x)
         if config.tied_embeddings:
             return embed.attend(x)
@@ -73,12 +77,12 @@ def language_model(**arguments: Any) -> LanguageModel:
     def init(key: jax.Array) -> Any:
         return model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
-    def loss_fn(params: Any, batch: Batch) -> Float[Array, ""]:
-        return token_loss(model.apply({"params": params}, batch["tokens"]), batch["targets"])
+    def loss_fn(params: Any, batch: Batch) -> Loss:
+        return token_loss(model.apply({"params": params}, batch["tokens"], packing=Packing.of(batch)), batch)
 
-    def dropout_loss_fn(params: Any, batch: Batch, rng: jax.Array) -> Float[Array, ""]:
-        logits = model.apply({"params": params}, batch["tokens"], train=True, rngs={"dropout": rng})
-        return token_loss(logits, batch["targets"])
+    def dropout_loss_fn(params: Any, batch: Batch, rng: jax.Array) -> Loss:
+        inputs = (batch["tokens"], True, Packing.of(batch))
+        return token_loss(model.apply({"params": params}, *inputs, rngs={"dropout": rng}), batch)
 
     return LanguageModel(
         init=init,

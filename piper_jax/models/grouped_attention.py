@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from piper_jax.models.attention import rotary
+from piper_jax.models.attention import Packing, rotary, same_document
 from piper_jax.models.moe_config import MoEConfig
 
 
@@ -31,11 +31,15 @@ class GroupedAttention(nnx.Module):
         self.out = nnx.Linear(queries, dim, use_bias=False, kernel_init=residual, **dtypes, rngs=rngs)
         self.head_dim, self.rope_base = config.head_dim, config.rope_base
 
-    def __call__(self, x: Float[Array, "batch length dim"]) -> Float[Array, "batch length dim"]:
+    def __call__(
+        self, x: Float[Array, "batch length dim"], packing: Packing | None = None
+    ) -> Float[Array, "batch length dim"]:
         batch, length, _ = x.shape
         query, key, value = (
             project(x).reshape(batch, length, -1, self.head_dim) for project in (self.query, self.key, self.value)
         )
-        query, key = rotary(self.norm_query(query), self.rope_base), rotary(self.norm_key(key), self.rope_base)
-        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        positions = None if packing is None else packing.positions
+        query = rotary(self.norm_query(query), self.rope_base, positions)
+        key = rotary(self.norm_key(key), self.rope_base, positions)
+        attended = jax.nn.dot_product_attention(query, key, value, mask=same_document(packing), is_causal=True)
         return self.out(attended.reshape(batch, length, -1))

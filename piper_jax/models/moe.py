@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 import piper_jax as piper
+from piper_jax.models.attention import Packing
 from piper_jax.models.grouped_attention import GroupedAttention
-from piper_jax.models.language_model import Batch, LanguageModel, token_loss
+from piper_jax.models.language_model import Batch, LanguageModel, Loss, token_loss
 from piper_jax.models.mixture import Mixture
 from piper_jax.models.moe_config import MoEConfig, moe_config
 from piper_jax.models.swiglu import SwiGLU
@@ -29,8 +31,10 @@ class Block(nnx.Module):
         self.norm_mlp = nnx.RMSNorm(config.dim, **dtypes, rngs=rngs)
         self.mlp = SwiGLU(config, config.dense_dim, rngs=rngs) if dense else Mixture(config, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "batch length dim"]) -> tuple[Float[Array, "batch length dim"], Statistics]:
-        x = x + self.attention(self.norm_attention(x))
+    def __call__(
+        self, x: Float[Array, "batch length dim"], packing: Packing | None = None
+    ) -> tuple[Float[Array, "batch length dim"], Statistics]:
+        x = x + self.attention(self.norm_attention(x), packing)
         y, statistics = self.norm_mlp(x), {}
         if isinstance(self.mlp, Mixture):
             y, statistics = self.mlp(y)
@@ -55,11 +59,14 @@ class MoE(nnx.Module):
                 config.dim, config.vocab_size, use_bias=False, kernel_init=narrow, **dtypes, rngs=rngs
             )
 
-    def __call__(self, tokens: Int[Array, "batch length"]) -> tuple[Float[Array, "batch length vocab"], Statistics]:
+    def __call__(
+        self, tokens: Int[Array, "batch length"], packing: Packing | None = None
+    ) -> tuple[Float[Array, "batch length vocab"], Statistics]:
         """Logits at every position.
 
         Args:
           tokens: int32, below ``vocab_size``.
+          packing: of several documents in a sequence.
 
         Returns:
           ``(logits, statistics)``: for each name that :class:`piper_jax.models.mixture.Mixture` gives, a list with
@@ -68,29 +75,37 @@ class MoE(nnx.Module):
         x, statistics = self.embed(tokens), {}
         for layer in self.layers:
             with piper.annotate("PP"):
-                x, of_layer = layer(x)
+                x, of_layer = layer(x, packing)
             for name, value in of_layer.items():
                 statistics.setdefault(name, []).append(value)
         x = self.norm(x)
         return (self.embed.attend(x) if self.config.tied_embeddings else self.head(x)), statistics
 
 
-def loss_fn(model: MoE, batch: Batch) -> tuple[Float[Array, ""], Statistics]:
+def loss_fn(model: MoE, batch: Batch) -> tuple[Loss, Statistics]:
     """Mean cross-entropy of the targets, in nats, plus ``balance_weight`` times the balance losses of layers.
 
     Returns:
-      ``(loss, statistics)``; the statistics are those of the layers, and ``token_loss``, the cross-entropy alone.
+      ``(loss, statistics)``; the statistics are those of the layers, and ``token_loss``, the cross-entropy alone (with
+      packing, the mean over slices of each one's own).
     """
-    logits, statistics = model(batch["tokens"])
-    loss = tokens = token_loss(logits, batch["targets"])
+    logits, statistics = model(batch["tokens"], Packing.of(batch))
+    loss = tokens = token_loss(logits, batch)
+    if isinstance(loss, piper.WeightedLoss):
+        tokens = loss.total / jnp.maximum(loss.weight, 1)
     for balance in statistics.get("balance_loss", ()):
-        loss = loss + model.config.balance_weight * balance
+        loss = _plus(loss, model.config.balance_weight * balance)
     return loss, {"token_loss": tokens, **statistics}
 
 
-def evaluation_loss_fn(model: MoE, batch: Batch) -> Float[Array, ""]:
+def evaluation_loss_fn(model: MoE, batch: Batch) -> Loss:
     """Mean cross-entropy of the targets, in nats."""
-    return token_loss(model(batch["tokens"])[0], batch["targets"])
+    return token_loss(model(batch["tokens"], Packing.of(batch))[0], batch)
+
+
+def _plus(loss: Loss, term: Float[Array, ""]) -> Loss:
+    """A loss with a term that is the mean over slices, however many targets they have."""
+    return loss._replace(extra=loss.extra + term) if isinstance(loss, piper.WeightedLoss) else loss + term
 
 
 def summary(metrics: Mapping[str, Any]) -> dict[str, float]:

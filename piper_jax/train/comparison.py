@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 import piper_jax as piper
+from piper_jax.data.batches import Batch
 from piper_jax.runtime.reference import TOLERANCES, reference_gradients
 from piper_jax.runtime.whole_program import at_64_bits
-from piper_jax.train.batches import Batch
 from piper_jax.train.job import Job
 
 

@@ -12,6 +12,7 @@ import optax
 
 import piper_jax as piper
 from piper_jax.config import Config, ModelSection, planned_strategy
+from piper_jax.data import batch_names
 from piper_jax.errors import ConfigError, PiperError, RuntimeFault, counted, suggest
 from piper_jax.models.language_model import LanguageModel
 from piper_jax.optimizers import build_optimizer
@@ -47,9 +48,9 @@ class Job:
         )
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The batch of one step: tokens and targets, int32 ``[batch, length]``."""
+        """The batch of one step, int32 ``[batch, length]`` each: tokens and targets, and what packing adds."""
         shape = (self.config.train.batch_size, self.config.train.sequence_length)
-        return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in ("tokens", "targets")}
+        return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in batch_names(self.config.data)}
 
     def plan(self) -> piper.Plan:
         """Traces the model and applies the strategy; no device is touched."""

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 import piper_jax as piper
+from piper_jax.data import Batch, Data
+from piper_jax.data.batches import NO_TARGET, num_targets
+from piper_jax.data.corpus import unigram_entropy
 from piper_jax.optimizers import AVERAGE, OBSERVED
 from piper_jax.recording import Recorder, RunFolder
-from piper_jax.train.batches import Batch, RandomWindows, held_out_batches
-from piper_jax.train.corpus import Corpus, unigram_entropy
 from piper_jax.train.following import Follower
 from piper_jax.train.job import Job
 from piper_jax.train.metrics import Meter, Summary
@@ -21,9 +22,7 @@ from piper_jax.train.utilization import Utilization
 from piper_jax.train.window import ProfileWindow
 
 
-def run_job(
-    job: Job, plan: piper.Plan, corpus: Corpus, display: Display, folder: RunFolder, recorder: Recorder
-) -> Summary:
+def run_job(job: Job, plan: piper.Plan, data: Data, display: Display, folder: RunFolder, recorder: Recorder) -> Summary:
     """Trains for ``train.steps`` steps and evaluates on held-out text.
 
     Args:
@@ -34,7 +33,6 @@ def run_job(
       RuntimeFault: too few devices.
     """
     sizes, evaluation = job.config.train, job.config.evaluation
-    shape = {"batch_size": sizes.batch_size, "sequence_length": sizes.sequence_length}
     devices, utilization = job.device_map(plan), Utilization.of(job, plan)
     display.note(f"mfu    {utilization}")
     recorder.say(0, {"plan": str(job.strategy), "mfu": str(utilization)})
@@ -42,13 +40,13 @@ def run_job(
     started = time.perf_counter()
     train = piper.compile(plan, devices=devices)
     state = train.init(job.parameters(), sizes.seed)
-    batches = RandomWindows(text=corpus.train, seed=sizes.seed, **shape)
-    held_out = held_out_batches(corpus.held_out, num_batches=evaluation.num_batches, **shape)
+    batches, held_out = data.training(), data.held_out_batches()
+    weights = [num_targets(batch) for batch in held_out]
 
     def evaluate(state: Any) -> float:
         state = train.with_params_of(state, AVERAGE) if evaluation.use_ema else state
         losses = [train.evaluate(state, batch, job.model.evaluation_loss_fn)["loss"] for batch in held_out]
-        return float(np.mean([float(loss) for loss in losses]))
+        return float(np.average([float(loss) for loss in losses], weights=weights))
 
     meter = Meter(tokens_per_step=sizes.batch_size * sizes.sequence_length)
     follower = Follower(
@@ -79,6 +77,7 @@ def run_job(
     return Summary(
         num_steps=sizes.steps,
         held_out_loss=held_out_loss,
+        unit=data.tokenizer.unit,
         unigram_entropy=unigram_entropy(_predicted(held_out)),
         compile_seconds=meter.first_ended - started,
         train_seconds=seconds,
@@ -87,4 +86,5 @@ def run_job(
 
 
 def _predicted(batches: Sequence[Batch]) -> Any:
-    return np.concatenate([batch["targets"].ravel() for batch in batches]).astype(np.uint8)
+    targets = np.concatenate([batch["targets"].ravel() for batch in batches])
+    return targets[targets != NO_TARGET]

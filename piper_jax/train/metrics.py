@@ -53,11 +53,12 @@ class Summary:
     """A finished run.
 
     Attributes:
-      held_out_loss: mean over the held-out batches, in nats per byte.
-      unigram_entropy: of the bytes that were predicted there, in nats.
+      held_out_loss: mean over the held-out batches, in nats per token.
+      unigram_entropy: of the tokens that were predicted there, in nats.
       compile_seconds: of the first step.
       train_seconds: of the others.
       tokens_per_second: without the first step; None for a run of one step.
+      unit: what a token is, in words.
     """
 
     num_steps: int
@@ -66,6 +67,7 @@ class Summary:
     compile_seconds: float
     train_seconds: float
     tokens_per_second: float | None
+    unit: str = "byte"
 
     def __str__(self) -> str:
         below = self.unigram_entropy - self.held_out_loss
@@ -74,8 +76,8 @@ class Summary:
         others = f"{self.train_seconds:.1f} s for the other {self.num_steps - 1}{rate}"
         return "\n".join(
             [
-                f"unigram entropy  {self.unigram_entropy:.3f} nats per byte (held-out bytes)",
-                f"held-out loss    {self.held_out_loss:.3f} nats per byte, {verdict}",
+                f"unigram entropy  {self.unigram_entropy:.3f} nats per {self.unit} (held-out {self.unit}s)",
+                f"held-out loss    {self.held_out_loss:.3f} nats per {self.unit}, {verdict}",
                 f"time             {self.compile_seconds:.1f} s first step with compiling, {others}",
             ]
         )

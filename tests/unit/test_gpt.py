@@ -91,7 +91,9 @@ def test_bfloat16_is_of_compute_alone(api: ModuleType):
 
 
 def test_the_loss_of_narrow_logits_is_computed_in_float32():
-    assert token_loss(jnp.zeros((1, 2, 256), jnp.bfloat16), jnp.zeros((1, 2), jnp.int32)).dtype == jnp.float32
+    assert (
+        token_loss(jnp.zeros((1, 2, 256), jnp.bfloat16), {"targets": jnp.zeros((1, 2), jnp.int32)}).dtype == jnp.float32
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,4 +1,4 @@
-"""Text and batches: what is held out, what a batch depends on, entropy; and what is measured of a run."""
+"""One long text: what is held out, what a batch depends on, entropy; and what is measured of a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piper_jax.config import DataSection
+from piper_jax.config import Config, DataSection, TrainSection
+from piper_jax.data import open_data
+from piper_jax.data.corpus import divided, unigram_entropy
+from piper_jax.data.long_text import LongText
+from piper_jax.data.windows import ShuffledWindows, held_out_windows
 from piper_jax.errors import ConfigError
-from piper_jax.train.batches import RandomWindows, held_out_batches
-from piper_jax.train.corpus import divided, load_corpus, unigram_entropy
 from piper_jax.train.metrics import Meter, Summary
 
 TEXT = np.arange(10_000, dtype=np.int64).astype(np.uint8)
+
+
+def _opened(section: DataSection, sequence_length: int = 16) -> LongText:
+    data = open_data(Config(data=section, train=TrainSection(sequence_length=sequence_length)))
+    assert isinstance(data, LongText)
+    return data
 
 
 @settings(deadline=None)
@@ -38,8 +46,8 @@ def test_the_held_out_part_has_the_size_asked_for(fraction: float):
 
 
 def test_default_text_is_the_standard_library():
-    corpus = load_corpus(DataSection())
-    assert corpus.num_files > 100
+    corpus = _opened(DataSection())
+    assert corpus.num_records > 100
     assert len(corpus.train) > 1_000_000
     assert 2.5 < unigram_entropy(corpus.held_out) < 4.0
     assert "standard library" in str(corpus)
@@ -51,32 +59,39 @@ def test_files_and_globs_are_read_in_order_and_once(tmp_path: Path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(name[-5:-4].encode() * 1000)
     section = DataSection(paths=(str(tmp_path / "b.txt"), str(tmp_path / "**" / "*.txt")), held_out_fraction=0.5)
-    corpus = load_corpus(section)
-    assert corpus.num_files == 3
+    corpus = _opened(section)
+    assert corpus.num_records == 3
     assert [chr(k) for k, _ in itertools.groupby(corpus.train)] == ["b", "a", "c"]
+
+
+def test_a_block_does_not_begin_within_a_character():
+    text = np.frombuffer(("é" * 5000).encode(), np.uint8)
+    for part in divided(text, 0.3):
+        assert set(part.tobytes().decode()) == {"é"}
 
 
 def test_no_more_than_max_bytes_are_read(tmp_path: Path):
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"x" * 1000)
-    corpus = load_corpus(DataSection(paths=(str(tmp_path / "*"),), max_bytes=1500))
+    corpus = _opened(DataSection(paths=(str(tmp_path / "*"),), max_bytes=1500))
     assert len(corpus.train) + len(corpus.held_out) == 1500
 
 
 def test_a_path_that_matches_nothing_suggests_its_neighbour(tmp_path: Path):
     (tmp_path / "novel.txt").write_bytes(b"x" * 1000)
     with pytest.raises(ConfigError, match=r"matches no file\.\nhelp: did you mean '.*novel\.txt'"):
-        load_corpus(DataSection(paths=(str(tmp_path / "novle.txt"),)))
+        _opened(DataSection(paths=(str(tmp_path / "novle.txt"),)))
 
 
 def test_too_little_text_is_refused(tmp_path: Path):
     (tmp_path / "short.txt").write_bytes(b"x" * 100)
-    with pytest.raises(ConfigError, match="100 bytes of text leave a part of 5, but 130 are needed"):
-        load_corpus(DataSection(paths=(str(tmp_path / "short.txt"),)), min_part_bytes=130)
+    with pytest.raises(ConfigError, match="100 bytes of text leave a part of 8 bytes, but 130 are needed"):
+        _opened(DataSection(paths=(str(tmp_path / "short.txt"),)), sequence_length=128)
 
 
-def _windows(**changes: int) -> RandomWindows:
-    return RandomWindows(text=TEXT, **({"batch_size": 4, "sequence_length": 16, "seed": 3} | changes))
+def _windows(text: np.ndarray = TEXT, **changes: object) -> ShuffledWindows:
+    options = {"batch_size": 4, "sequence_length": 16, "order": lambda position: position % 600} | changes
+    return ShuffledWindows(text=text, **options)
 
 
 def test_targets_are_the_next_bytes():
@@ -86,23 +101,28 @@ def test_targets_are_the_next_bytes():
     assert np.array_equal(batch["targets"], (batch["tokens"] + 1) % 256)
 
 
-def test_a_batch_depends_on_seed_and_position_alone():
+def test_a_batch_depends_on_the_state_alone():
     batches = _windows()
-    first = list(itertools.islice(batches, 5))
-    assert batches.position == 5
-    again = _windows(position=3)
-    assert np.array_equal(next(again)["tokens"], first[3]["tokens"])
-    assert not np.array_equal(first[0]["tokens"], first[1]["tokens"])
-    assert not np.array_equal(next(_windows(seed=4))["tokens"], first[0]["tokens"])
+    first = [next(batches)["tokens"] for _ in range(5)]
+    again = _windows()
+    again.restore({"position": 12})
+    assert np.array_equal(next(again)["tokens"], first[3])
+    assert again.state() == {"position": 16}
+
+
+def test_rows_that_nobody_wants_are_zeros():
+    whole, part = next(_windows()), next(_windows(rows=[1, 2]))
+    assert np.array_equal(part["targets"][1:3], whole["targets"][1:3])
+    assert not part["tokens"][[0, 3]].any()
 
 
 def test_the_shortest_legal_text_gives_batches():
-    batches = RandomWindows(text=TEXT[:17], batch_size=8, sequence_length=16, seed=0)
+    batches = _windows(TEXT[:17], order=lambda position: 0)
     assert np.array_equal(next(batches)["targets"][0], TEXT[1:17])
 
 
 def test_held_out_batches_span_the_text():
-    batches = held_out_batches(TEXT[:1000], num_batches=3, batch_size=4, sequence_length=16)
+    batches = held_out_windows(TEXT[:1000], num_batches=3, batch_size=4, sequence_length=16)
     assert len(batches) == 3
     assert batches[0]["tokens"][0, 0] == TEXT[0]
     assert batches[-1]["targets"][-1, -1] == TEXT[999]

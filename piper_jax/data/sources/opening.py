@@ -1,0 +1,68 @@
+"""From paths in a configuration to one source."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from piper_jax.config import DataSection
+from piper_jax.data.skipping import Skipped
+from piper_jax.data.sources.array_records import ArrayRecords
+from piper_jax.data.sources.base import Joined, Source, text_of_json
+from piper_jax.data.sources.json_lines import JsonLines
+from piper_jax.data.sources.text_files import TextFiles
+from piper_jax.errors import DataError
+
+FORMAT_OF_SUFFIX = {".jsonl": "jsonl", ".array_record": "array_record", ".arrayrecord": "array_record"}
+NOUN_OF_FORMAT = {"text": "file", "jsonl": "line"}
+
+
+def open_source(paths: Sequence[Path], section: DataSection, skipped: Skipped) -> tuple[Source, str]:
+    """The records of all files in order.
+
+    Args:
+      skipped: takes files that cannot be opened.
+
+    Returns:
+      ``(source, what a record is: "file", "line" or "record")``.
+
+    Raises:
+      DataError: a file that is damaged, unless it may be left out.
+    """
+    sources: list[Source] = []
+    kinds: dict[str, None] = {}
+    for kind, group in itertools.groupby(paths, lambda path: _format(path, section)):
+        kinds[kind] = None
+        if kind == "text":
+            sources.append(TextFiles(list(group)))
+            continue
+        for path in group:
+            opened = skipped.unless_corrupt(lambda path=path, kind=kind: _opened(path, kind, section))
+            if opened is not None:
+                sources.append(opened)
+    nouns = {NOUN_OF_FORMAT.get(kind, "record") for kind in kinds}
+    return Joined(sources), nouns.pop() if len(nouns) == 1 else "record"
+
+
+def _format(path: Path, section: DataSection) -> str:
+    return section.format if section.format != "auto" else FORMAT_OF_SUFFIX.get(path.suffix, "text")
+
+
+def _opened(path: Path, kind: str, section: DataSection) -> Source:
+    if kind == "jsonl":
+        return JsonLines(path, section.field)
+    if kind == "array_record_json":
+        return ArrayRecords(path, section.field)
+    records = ArrayRecords(path, None)
+    holds_json = section.format == "auto" and len(records) > 0 and _is_json(lambda: records[0], section.field)
+    return ArrayRecords(path, section.field) if holds_json else records
+
+
+def _is_json(first: Callable[[], bytes], field: str) -> bool:
+    """Whether the first record is a JSON object with the key."""
+    try:
+        text_of_json(first(), field, "")
+    except DataError:
+        return False
+    return True
