@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ class Utilization:
     @classmethod
     def of(cls, job: Job, plan: piper.Plan) -> Utilization:
         """That of a job on the devices that JAX finds."""
-        peak, source = _peak(job.config.logging.peak_flops, jax.devices(), precision_of(plan))
+        peak, source = peak_of(job.config.logging.peak_flops, jax.devices(), precision_of(plan))
         leaves = jax.tree.leaves(job.model.shapes())
         return cls(
             active_parameters=job.model.num_active_parameters or sum(int(np.prod(leaf.shape)) for leaf in leaves),
@@ -69,7 +70,8 @@ class Utilization:
         return f"(6 N{attention}) x tokens/s / {peak}, {count}"
 
 
-def _peak(given: float | None, devices: Any, dtype: str) -> tuple[float | None, str]:
+def peak_of(given: float | None, devices: Sequence[Any], dtype: str) -> tuple[float | None, str]:
+    """Floating-point operations per second of one device: as given, or those of its profile; and where that is from."""
     if given is not None:
         return given, "logging.peak_flops"
     kind = topology_of(devices).kind

@@ -46,6 +46,7 @@ def test_plan_says_in_the_users_terms_what_cannot_be_planned():
 @pytest.mark.sample
 def test_train_learns_and_says_how_well(tmp_path: Path):
     overrides = ("train.steps=20", "evaluation.every=10", "profile.steps=[3,4]", "logging.peak_flops=1e9")
+    overrides += ("optimizer.ema_decay=0.5", "evaluation.use_ema=true")
     done = piper("train", "configs/gpt_tiny.yaml", f"folder={tmp_path}", *overrides)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"step \d+/20  loss (\d+\.\d+)", done.stdout)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,10 +13,12 @@ from flax import nnx
 
 from piper_jax.config import ModelSection, OptimizerSection, load_config, load_config_text
 from piper_jax.errors import ConfigError, RuntimeFault
+from piper_jax.models.moe_config import moe_config
 from piper_jax.optimizers import build_optimizer, learning_rate
 from piper_jax.simulation import simulate
 from piper_jax.train.comparison import TOLERANCES, Comparison, Difference
 from piper_jax.train.job import Job, build_model
+from piper_jax.train.utilization import peak_of
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 TINY = CONFIGS[0].parent / "gpt_tiny.yaml"
@@ -127,6 +130,28 @@ def test_gradients_are_clipped_by_their_global_norm():
     )[1]
     first_moment = optax.tree.get(state, "mu")
     np.testing.assert_allclose(first_moment["a"], 0.1 * 0.6, rtol=1e-5)
+
+
+def test_the_peak_is_that_of_the_devices_or_what_is_given():
+    h100 = SimpleNamespace(id=0, process_index=0, platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    assert peak_of(None, [h100], "bfloat16") == (989e12, "bfloat16 on h100")
+    assert peak_of(1e12, [h100], "bfloat16") == (1e12, "logging.peak_flops")
+    cpu = SimpleNamespace(id=0, process_index=0, platform="cpu", device_kind="cpu")
+    assert peak_of(None, [cpu], "float32")[0] is None
+    unknown = SimpleNamespace(id=0, process_index=0, platform="gpu", device_kind="NVIDIA T4")
+    assert peak_of(None, [unknown], "float32") == (
+        None,
+        "the peak of NVIDIA T4 is not known; logging.peak_flops=... gives it",
+    )
+
+
+def test_active_parameters_are_those_that_a_token_is_multiplied_by():
+    config = moe_config(preset="tiny")
+    model = build_model(ModelSection(name="moe", arguments={"preset": "tiny"}))
+    assert model.num_active_parameters == config.num_active_parameters - config.vocab_size * config.dim
+    assert model.attention_width == 4 * 4 * 8
+    tied = build_model(ModelSection(name="gpt", arguments={"preset": "tiny", "tied_embeddings": True}))
+    assert tied.num_active_parameters == sum(leaf.size for leaf in jax.tree.leaves(tied.shapes()))
 
 
 def test_a_comparison_knows_what_exceeds_its_tolerance():
