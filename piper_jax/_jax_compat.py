@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
+import signal
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import source_info_util
+from jax._src import distributed, source_info_util
 from jax._src.lib import xla_client
 from jax.experimental import serialize_executable
 from jax.extend import core
@@ -113,6 +116,42 @@ def mover(target: jax.sharding.Sharding) -> Callable[..., Sequence[jax.Array]]:
         return copy(arrays, [devices] * count, [target] * count, [semantics.REUSE_INPUT] * count)
 
     return move
+
+
+def random_keys(words: Any, dtype: Any) -> jax.Array:
+    """The random keys of a key dtype, from their words."""
+    return jax.random.wrap_key_data(words, impl=dtype._impl)
+
+
+def join_processes(
+    address: str | None, count: int | None, number: int | None, seconds: int, on_abort: Callable[[], None]
+) -> None:
+    """``jax.distributed.initialize``; ``on_abort`` is called where JAX would abort the process.
+
+    It does so, with a stack trace, once its coordination service reports an error or is gone. Another callback can be
+    given to its client, but the one from Python cannot take the status that it is called with: that ends in ``abort``
+    too, without a trace. So the signal of ``abort`` is caught, in C, because no Python code may be running.
+    """
+    library = distributed._jax
+    original = library.get_distributed_runtime_client
+    library.get_distributed_runtime_client = partial(original, missed_heartbeat_callback=lambda: None)
+    try:
+        jax.distributed.initialize(address, count, number, initialization_timeout=seconds)
+    finally:
+        library.get_distributed_runtime_client = original
+    _KEPT.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: on_abort()))
+    ctypes.CDLL(None).signal(signal.SIGABRT, _KEPT[-1])
+
+
+_KEPT: list[Any] = []
+
+
+def coordination_client() -> tuple[int, int, Any] | None:
+    """Number of this process, how many there are, and the client of their key-value store; None where it is alone."""
+    known = distributed.global_state
+    if known.client is None or (known.num_processes or 1) < 2:
+        return None
+    return known.process_id, known.num_processes, known.client
 
 
 def custom_jvp_programs(eqn: Any) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr]:

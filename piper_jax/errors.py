@@ -55,6 +55,10 @@ class PlanError(PiperError):
     """A plan breaks a rule of the checker, or cannot be loaded or bound."""
 
 
+class ProcessFault(PiperError):
+    """Another process is lost, stuck, or not like this one (exit code 5)."""
+
+
 class ConfigError(PiperError):
     """A configuration file or command line is wrong (exit code 2)."""
 
@@ -80,7 +84,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 def counted(count: int, noun: str) -> str:
     """``"1 stage"``, ``"2 stages"``, ``"2 microbatches"``, ``"2 leaves"``."""
-    plural = re.sub("leaf$", "leav", noun) + ("es" if noun.endswith(("ch", "leaf")) else "s")
+    plural = re.sub("leaf$", "leav", noun) + ("es" if noun.endswith(("ch", "leaf", "ss")) else "s")
     return f"{count} {noun if count == 1 else plural}"
 
 

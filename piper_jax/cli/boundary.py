@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from piper_jax.errors import ConfigError, PiperError
+from piper_jax.errors import ConfigError, PiperError, ProcessFault
+from piper_jax.processes.ending import EXIT_PROCESSES
 
 EXIT_FAULT = 1
 EXIT_CONFIG = 2
@@ -15,13 +16,15 @@ EXIT_INTERRUPTED = 130
 def exit_code(command: Callable[[], int]) -> int:
     """Runs a command and returns its exit code.
 
-    A :class:`PiperError` prints its message alone: 2 for a ConfigError, 1 for any other. Ctrl-C is 130. Whatever else
-    is raised is a fault of piper and keeps its traceback.
+    A :class:`PiperError` prints its message alone: 2 for a ConfigError, 5 for a ProcessFault, 1 for any other. Ctrl-C
+    is 130. Whatever else is raised is a fault of piper and keeps its traceback.
     """
     try:
         return command()
     except ConfigError as error:
         return _said(error, EXIT_CONFIG)
+    except ProcessFault as error:
+        return _said(error, EXIT_PROCESSES)
     except PiperError as error:
         return _said(error, EXIT_FAULT)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from piper_jax.cli.boundary import EXIT_FAULT
 from piper_jax.cli.devices import prepare_devices
+from piper_jax.cli.joining import joined
 from piper_jax.cli.selection import parsed_filter
 from piper_jax.config import Config, DevicesSection, config_text, planned_strategy
 from piper_jax.errors import ConfigError, counted
@@ -32,7 +33,7 @@ Source = Config | Path
 
 def train(config: Config) -> int:
     """Plans and trains; prints the grid of the plan, progress, held-out loss and unigram entropy."""
-    console, folder = Console(), RunFolder.of(config).make()
+    console, folder = joined(config), RunFolder.of(config).make()
     for fault in require_versions():
         _print(console, f"warning: {fault.what} {fault.help}")
     job = _job(config)
@@ -47,9 +48,11 @@ def train(config: Config) -> int:
     _print(console, _grid(simulated) + "\n")
     if (placed := job.device_map(plan)).crossings:
         _print(console, f"{placed}\n")
-    folder.save(config)
+    writes = not console.quiet
+    if writes:
+        folder.save(config)
     with (
-        Recorder.open(config, folder) as recorder,
+        Recorder.open(config, folder) if writes else Recorder() as recorder,
         progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display,
     ):
         recorder.record(0, {"bubble_simulated": simulated.bubble, "peak_bytes_simulated": simulated.peak_bytes})
@@ -147,7 +150,8 @@ def check(config: Config, *, bisect: bool = False, node: str | None = None) -> i
     """
     if bisect and node is not None:
         raise ConfigError("check --bisect --node: two questions.", help="ask one, then the other.")
-    console, job = Console(), _job(config)
+    console = joined(config)
+    job = _job(config)
     from piper_jax.data import open_data
     from piper_jax.train.comparison import compare_with_one_device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,19 @@ def compile_command(
 ) -> None:
     """Compile a plan for hardware that is not there: memory, FLOPs, and which collectives XLA hides."""
     _run(lambda found: commands.compile_for(found, target), config, overrides, directive)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Such as train configs/gpt_stdlib.yaml.")],
+    processes: Annotated[int, typer.Option("-n", min=1, help="How many processes.")] = 2,
+    port: Annotated[int | None, typer.Option(help="Of process 0; by default a free one.")] = None,
+) -> None:
+    """Run a piper command in several processes of this machine: piper launch -n 4 -- train CONFIG."""
+    from piper_jax.processes.launching import Launcher
+
+    run = Launcher(command=[sys.executable, "-m", "piper_jax.cli", *command], count=processes, port=port).run
+    raise typer.Exit(exit_code(run))
 
 
 @app.command()

@@ -114,7 +114,8 @@ class DevicesSection(Section):
 
     Attributes:
       platform: None means whatever JAX finds.
-      num_virtual: makes one CPU look like this many devices; only with platform ``cpu``.
+      num_virtual: makes one CPU look like this many devices, or, with several processes, all of them together; only
+        with platform ``cpu``.
     """
 
     platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None
@@ -173,6 +174,25 @@ def _window(value: object) -> object:
     return None if value is False else value
 
 
+class ProcessesSection(Section):
+    """Several processes that run the plan together; limits are in seconds.
+
+    Attributes:
+      join: whether this process is one of several: ``auto`` where ``piper launch``, the three variables
+        JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or a cluster that JAX knows say so.
+      start_limit: until all processes have come.
+      compile_limit: until all have compiled.
+      step_limit: that they may stay at the same place of a step, or wait for data.
+      lost_limit: without a sign of life of a process.
+    """
+
+    join: Literal["auto", "never"] = "auto"
+    start_limit: Annotated[Number, Field(gt=0)] = 300.0
+    compile_limit: Annotated[Number, Field(gt=0)] = 1800.0
+    step_limit: Annotated[Number, Field(gt=0)] = 600.0
+    lost_limit: Annotated[Number, Field(gt=0)] = 60.0
+
+
 class Config(Section):
     """A whole training run.
 
@@ -189,5 +209,6 @@ class Config(Section):
     devices: DevicesSection = DevicesSection()
     precision: PrecisionSection = PrecisionSection()
     logging: LoggingSection = LoggingSection()
+    processes: ProcessesSection = ProcessesSection()
     folder: Annotated[str, Field(min_length=1)] | None = None
     profile: Annotated[ProfileSection | None, BeforeValidator(_window)] = None

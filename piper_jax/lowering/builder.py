@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from piper_jax.ir.ids import NodeId
+from piper_jax.lowering.between_processes import Wire
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import SLICE, P
 from piper_jax.lowering.instruction import Instruction, Role
@@ -24,12 +25,13 @@ from piper_jax.lowering.updates import GroupUpdate
 class Builder:
     """The context of a lowering, with the compiler and the updates of its groups.
 
-    ``chosen`` are the partitions of what a program left to the compiler.
+    ``chosen`` are the partitions of what a program left to the compiler, ``wire`` orders what several processes run.
     """
 
     context: Context
     compiler: Compiler
     updates: Mapping[str, GroupUpdate]
+    wire: Wire
     chosen: dict[tuple[str, Any], P] = field(default_factory=dict)
 
     def local(self, role: Role, group: str, local: LocalProgram, nodes: tuple[NodeId, ...] = ()) -> Instruction:

@@ -29,7 +29,7 @@ def carried_state(
     if not context.carried or not context.training:
         return [], []
     begin, end = [], []
-    for group in context.meshes:
+    for group in context.here:
         owned = {bucket: o for bucket, o in context.carried.items() if group in o.owners}
         if owned:
             reductions = [c for c in collectives.values() if c.group == group and c.owned.bucket in owned]

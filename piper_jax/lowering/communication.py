@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from piper_jax import _jax_compat
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Send
+from piper_jax.lowering.between_processes import by_position, is_by_position, permuted
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.collectives import StateCollective
 from piper_jax.lowering.context import Context
@@ -42,12 +43,32 @@ def transfer(builder: Builder, node: Send) -> Instruction:
     context = builder.context
     reads = tuple(sent_keys(context, node.id))
     writes = tuple(k._replace(group=node.peer) for k in reads)
-    target = context.meshes[node.peer].shardings["stacked"]
-    alike = context.slices_on(str(node.group)) == context.slices_on(node.peer)
+    source, target, label = str(node.group), node.peer, f"{node.group}>{node.peer}"
+    if not context.is_alone(source, target):
+        return _between_processes(builder, label, reads, writes, (node.id, node.match))
+    sharding = context.meshes[target].shardings["stacked"]
+    alike = context.slices_on(source) == context.slices_on(target)
     return Instruction(
-        role="transfer", label=f"{node.group}>{node.peer}", reads=reads, writes=writes,
-        call=_jax_compat.mover(target) if alike else lambda *arrays: jax.device_put(list(arrays), target),
-        nodes=(node.id, node.match),
+        role="transfer", label=label, reads=reads, writes=writes, nodes=(node.id, node.match),
+        call=_jax_compat.mover(sharding) if alike else lambda *arrays: jax.device_put(list(arrays), sharding),
+    )  # fmt: skip
+
+
+def _between_processes(
+    builder: Builder, label: str, reads: tuple[Key, ...], writes: tuple[Key, ...], nodes: tuple[NodeId, ...]
+) -> Instruction:
+    """What this process has of a transfer."""
+    context, (source, target) = builder.context, (reads[0].group, writes[0].group)
+    sent = reads if context.is_here(source) else ()
+    received = writes if context.is_here(target) else ()
+    if is_by_position(context, source, target):
+        call = by_position(context, reads, target)
+        return Instruction(role="transfer", label=label, reads=sent, writes=received, call=call, nodes=nodes)
+    program, call = permuted(context, builder.compiler, label, reads, target)
+    tokens = tuple(Key("token", g) for g in (source, target) if context.needs_tokens and context.is_here(g))
+    return Instruction(
+        role="transfer", label=label, reads=(*sent, *tokens), writes=received, nodes=nodes,
+        call=builder.wire.ordered(lambda *arrays: call(*arrays[: len(sent)])), program=program,
     )  # fmt: skip
 
 
@@ -55,12 +76,19 @@ def exchange(builder: Builder, node: Collective) -> Instruction:
     """Every group learns what the optimizer's mixing equations read of the others."""
     exchanges = next(iter(builder.updates.values())).exchanges
     k = min(r for r in range(exchanges.rounds) if f"update scalars {r}" in node.values)
+    return gathered_words(builder, "exchange", exchanges.participants, k, exchanges.width(k), (node.id,))
+
+
+def gathered_words(
+    builder: Builder, role: Role, groups: Sequence[str], item: Any, width: int, nodes: tuple[NodeId, ...] = ()
+) -> Instruction:
+    """Every device of all groups gets the ``[width]`` words of all of them, as ``[devices, width]``."""
+    sent, taken = Key("exchange", JOINT, item), Key("gathered", JOINT, item)
     local = LocalProgram(
-        label=f"exchange {k}", reads=(Key("exchange", JOINT, k),), writes=(Key("gathered", JOINT, k),),
-        body=lambda env: {Key("gathered", JOINT, k): jax.lax.all_gather(env[Key("exchange", JOINT, k)], JOINT_AXES)},
+        label=f"exchange {item}", reads=(sent,), writes=(taken,),
+        body=lambda env: {taken: jax.lax.all_gather(env[sent], JOINT_AXES)},
     )  # fmt: skip
-    spec = jax.ShapeDtypeStruct((exchanges.width(k),), jnp.uint32)
-    return _joint(builder, "exchange", exchanges.participants, local, [spec], (node.id,))
+    return _joint(builder, role, groups, local, [jax.ShapeDtypeStruct((width,), jnp.uint32)], nodes)
 
 
 def joint_collective(builder: Builder, found: StateCollective) -> Instruction:
@@ -112,11 +140,12 @@ def _joint(
     )  # fmt: skip
 
     waits = not (context.has_streams or context.needs_tokens)
+    here = [g for g in groups if context.is_here(g)]
 
     def call(*arrays: jax.Array) -> list[jax.Array]:
         if waits:
             jax.block_until_ready(arrays)
-        results = program(*(joint.join(arrays[k :: len(specs)], p) for k, p in enumerate(own[0])))
+        results = program(*(joint.join(arrays[k :: len(specs)], p, rows) for k, p in enumerate(own[0])))
         split = [
             joint.split(r, [context.sharding(k._replace(group=g)) for g in groups], stacked=k.layout == "stacked")
             for r, k in zip(results, local.writes, strict=True)
@@ -124,8 +153,9 @@ def _joint(
         return [array for per_group in zip(*split, strict=True) for array in per_group]
 
     return Instruction(
-        role=role, label=program.label, call=call, nodes=nodes, program=program,
-        overwrites=tuple(local.reads[k]._replace(group=g) for g in groups for k in donate),
-        reads=tuple(k._replace(group=g) for g in groups for k in local.reads),
-        writes=tuple(k._replace(group=g) for g in groups for k in local.writes),
+        role=role, label=program.label, nodes=nodes, program=program,
+        call=call if context.is_alone(*groups) else builder.wire.ordered(call),
+        overwrites=tuple(local.reads[k]._replace(group=g) for g in here for k in donate),
+        reads=tuple(k._replace(group=g) for g in here for k in local.reads),
+        writes=tuple(k._replace(group=g) for g in here for k in local.writes),
     )  # fmt: skip

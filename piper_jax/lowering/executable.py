@@ -12,6 +12,7 @@ from piper_jax.ir.fusion import fuse, is_member, programs
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.linear import dispatch_order
 from piper_jax.ir.nodes import Collective, Send, Update
+from piper_jax.lowering.between_processes import Wire
 from piper_jax.lowering.builder import Builder
 from piper_jax.lowering.carried import carried_state
 from piper_jax.lowering.collectives import StateCollective, state_collectives
@@ -20,6 +21,7 @@ from piper_jax.lowering.context import Context
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.local_program import LocalProgram
+from piper_jax.lowering.metric_exchange import metric_exchange
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.prologue import clocks, prologue
 from piper_jax.lowering.slots import Step, step
@@ -48,12 +50,14 @@ class Lowering:
         dag = self.context.dag
         order = programs(dag) if self.context.training else fuse(dag, dispatch_order(dag), self._is_lowered)
         begun: set[Key] = set()
-        steps = {slot: [self.member(n, begun) for n in slot.nodes] for slot in order if is_member(dag, slot.nodes[0])}
+        own = [s for s in order if is_member(dag, s.nodes[0]) and self.context.is_here(s.group)]
+        steps = {slot: [self.member(n, begun) for n in slot.nodes] for slot in own}
         needed = self._needed(order, steps)
         body = [i for slot in order for i in self._lower(slot, steps, needed)]
         metrics = dict.fromkeys(k for found in steps.values() for s in found for k in s.writes if k.kind == "metric")
         begin, end = carried_state(self.builder, self.collectives)
-        return [*prologue(self.builder, metrics), *begin, *body, *end, *clocks(self.builder)]
+        shared = metric_exchange(self.builder) if self.context.process is not None else []
+        return [*prologue(self.builder, metrics), *begin, *body, *end, *shared, *clocks(self.builder)]
 
     def reductions(self) -> list[Instruction]:
         """What takes the place of the updates when gradients are asked for: each group's reduction alone.
@@ -61,13 +65,21 @@ class Lowering:
         Gradients that several groups keep in shards are gathered over them.
         """
         updates = self.builder.updates
-        alone = [self.builder.local("reduce", g, u.reduction()) for g, u in updates.items() if u.reduction().writes]
+        own = ((g, u.reduction()) for g, u in updates.items() if self.context.is_here(g))
+        alone = [self.builder.local("reduce", g, reduction) for g, reduction in own if reduction.writes]
         joint: dict[str, set[int]] = {}
         for leaf, owned in self.context.owned_leaf.items():
             if len(owned.owners) > 1:
                 joint.setdefault(owned.group.name, set()).add(leaf)
         gathers = [c for g, leaves in joint.items() for c in whole_gradients(self.context, g, sorted(leaves))]
-        return [*alone, *(joint_collective(self.builder, c) for c in gathers)]
+        return [*alone, *(joint_collective(self.builder, c) for c in gathers if self._is_here(c.owned.owners))]
+
+    def _updates(self, group: str) -> bool:
+        has_optimizer = self.context.source.optimizer is not None
+        return has_optimizer and group in self.builder.updates and self.context.is_here(group)
+
+    def _is_here(self, groups: Iterable[str]) -> bool:
+        return any(self.context.is_here(g) for g in groups)
 
     def _is_lowered(self, node: NodeId) -> bool:
         """Whether a node runs when evaluating: forward passes and the gathers that serve them."""
@@ -113,16 +125,18 @@ class Lowering:
         match node:
             case _ if slot in steps:
                 yield self._slot_instruction(slot, steps[slot], needed[slot])
-            case Send():
+            case _ if is_member(self.context.dag, node.id):
+                return
+            case Send() if self._is_here((str(node.group), node.peer)):
                 yield transfer(self.builder, node)
-            case Update() if str(node.group) in self.builder.updates and self.context.source.optimizer is not None:
+            case Update() if self._updates(str(node.group)):
                 local = self.builder.updates[str(node.group)].round(node.round)
                 yield self.builder.local("update", str(node.group), local, slot.nodes)
             case Collective() if node.id in self.collectives:
                 found = self.collectives[node.id]
-                if found.group not in self.context.meshes:
+                if found.group not in self.context.meshes and self._is_here(found.owned.owners):
                     yield joint_collective(self.builder, found)
-            case Collective() if node.kind == "all_gather":
+            case Collective() if node.kind == "all_gather" and self._is_here(self.builder.updates):
                 yield exchange(self.builder, node)
             case _:
                 return
@@ -162,7 +176,7 @@ def lower(context: Context, compiler: Compiler) -> Lowering:
     """The lowering of a context."""
     collectives = state_collectives(context)
     updates = group_updates(context, collectives.values()) if context.training else {}
-    builder = Builder(context=context, compiler=compiler, updates=updates)
+    builder = Builder(context=context, compiler=compiler, updates=updates, wire=Wire(waits=not context.has_streams))
     return Lowering(builder=builder, collectives=collectives, exchanges=token_exchanges(context))
 
 

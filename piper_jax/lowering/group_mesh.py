@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ PARTITION: dict[Layout, P] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupMesh:
     """The mesh of one device group, with the shardings that its arrays have."""
 
@@ -38,6 +39,11 @@ class GroupMesh:
     @property
     def devices(self) -> tuple[Any, ...]:
         return tuple(self.mesh.devices.flat)
+
+    @cached_property
+    def processes(self) -> frozenset[int]:
+        """The processes that drive its devices."""
+        return frozenset(d.process_index for d in self.devices)
 
     @property
     def replicas(self) -> int:
@@ -88,15 +94,15 @@ class JointMesh:
         """The partition of stacked arrays of the members, in order, from that of one of them."""
         return P(JOINT_AXES, *own[1:])
 
-    def join(self, arrays: Sequence[jax.Array], own: P) -> jax.Array:
-        """Stacked arrays of the members, in order, as one stacked array of the joint mesh; no data moves."""
+    def join(self, arrays: Sequence[jax.Array], own: P, rows: int) -> jax.Array:
+        """Stacked arrays of the members of this process, in order, as one of ``rows`` rows; no data moves."""
         by_device = {s.device: s.data for a in arrays for s in a.addressable_shards}
         shards = [by_device[d] for d in self.mesh.devices.flat if d in by_device]
-        shape = (sum(a.shape[0] for a in arrays), *arrays[0].shape[1:])
+        shape = (rows, *arrays[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, self.stacked(own)), shards)
 
     def split(self, array: jax.Array, own: Sequence[NamedSharding], *, stacked: bool) -> list[jax.Array]:
-        """An array of the joint mesh, replicated or stacked, as one for each member; no data moves.
+        """An array of the joint mesh, replicated or stacked, as one for each member of this process; no data moves.
 
         Args:
           own: the sharding of each member's array.
@@ -108,6 +114,7 @@ class JointMesh:
                 [by_device[d] for d in m.devices if d in by_device],
             )
             for m, sharding in zip(self.members, own, strict=True)
+            if any(d in by_device for d in m.devices)
         ]  # fmt: skip
 
 

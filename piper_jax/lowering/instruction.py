@@ -10,7 +10,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.programs import Compiled
 
-Role = Literal["prologue", "compute", "transfer", "reduce", "joint", "update", "exchange"]
+Role = Literal["prologue", "compute", "transfer", "reduce", "joint", "update", "exchange", "metrics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from piper_jax.errors import PlanError, counted
 from piper_jax.ir.carried import carried
 from piper_jax.ir.dag import Dag
-from piper_jax.ir.nodes import Compute
+from piper_jax.ir.nodes import Compute, Send
 from piper_jax.ir.ownership import ownerships
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import GroupMesh, group_mesh
@@ -16,8 +16,14 @@ from piper_jax.tracing.local_experts import EXPERT_AXIS
 from piper_jax.tracing.source import Source
 
 
-def lowering_context(dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *, training: bool) -> Context:
+def lowering_context(
+    dag: Dag, source: Source, devices: Sequence[Any], batch_size: int, *, training: bool,
+    process: int | None = None,
+) -> Context:  # fmt: skip
     """Checks what the lowering supports and gathers its tables.
+
+    Args:
+      process: the one whose part is lowered, of several; None drives all devices itself.
 
     Raises:
       PlanError: batch not divisible, groups that divide it in other ways, or a directive that is not lowered yet.
@@ -26,6 +32,8 @@ def lowering_context(dag: Dag, source: Source, devices: Sequence[Any], batch_siz
     meshes = {g: group_mesh(dag.groups[g], devices) for g in dag.groups if g in used}
     replicas = max(m.replicas for m in meshes.values())
     _refuse_unequal(dag, meshes, replicas)
+    if process is not None:
+        _refuse_unequal_across(dag, meshes)
     slices = dag.num_microbatches * replicas
     if batch_size % slices or not batch_size:
         nearest = [n for n in (batch_size // slices * slices, -(-batch_size // slices) * slices) if n] or [slices]
@@ -43,6 +51,7 @@ def lowering_context(dag: Dag, source: Source, devices: Sequence[Any], batch_siz
         meshes=meshes,
         batch_size=batch_size,
         training=training and not source.forward_only,
+        process=process,
     )
 
 
@@ -68,6 +77,21 @@ def _refuse_unequal(dag: Dag, meshes: Mapping[str, GroupMesh], replicas: int) ->
                 "lowered yet.",
                 detail=sizes,
                 help="give every stage the same number of devices.",
+            )
+
+
+def _refuse_unequal_across(dag: Dag, meshes: Mapping[str, GroupMesh]) -> None:
+    """Between processes, arrays move from each device to one other."""
+    for node in dag.nodes.values():
+        if not isinstance(node, Send):
+            continue
+        source, target = meshes[str(node.group)], meshes[node.peer]
+        if source.replicas != target.replicas and len(source.processes | target.processes) > 1:
+            raise PlanError(
+                f"compile: {source.name} sends to {target.name}, a group of another size, and they lie in several "
+                "processes; this runs in one process only.",
+                detail=[f"{m.name}: {counted(m.replicas, 'replica')}" for m in (source, target)],
+                help="give these stages the same number of devices, or start one process.",
             )
 
 

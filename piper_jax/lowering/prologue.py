@@ -16,6 +16,7 @@ from piper_jax.lowering.context import Context
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
+from piper_jax.lowering.placing import placed
 from piper_jax.lowering.slots import batch_key, local_spec, slice_key
 from piper_jax.tracing.flat import read
 
@@ -23,7 +24,7 @@ from piper_jax.tracing.flat import read
 def prologue(builder: Builder, metrics: Iterable[Key]) -> Iterable[Instruction]:
     """Metric accumulators are zeroed; the weight of a WeightedLoss is summed before the first backward seed."""
     context, metrics = builder.context, tuple(metrics)
-    for group in context.meshes:
+    for group in context.here:
         own = tuple(k for k in metrics if k.group == group)
         if own:
             specs = [builder.global_spec(k) for k in own]
@@ -41,7 +42,7 @@ def prologue(builder: Builder, metrics: Iterable[Key]) -> Iterable[Instruction]:
 
 def _zeros(specs: Sequence[jax.ShapeDtypeStruct], targets: Sequence[Any]) -> list[jax.Array]:
     """Fresh ones on each call: a device may take the memory as it is, and programs then overwrite it."""
-    return jax.device_put([np.zeros(s.shape, s.dtype) for s in specs], list(targets))
+    return placed([np.zeros(s.shape, s.dtype) for s in specs], targets)
 
 
 def _weight(context: Context, group: str) -> LocalProgram:
@@ -81,7 +82,7 @@ def clocks(builder: Builder) -> Iterable[Instruction]:
     context = builder.context
     if context.source.optimizer is None or not context.training:
         return
-    for group in context.meshes:
+    for group in context.here:
         if group not in builder.updates:
             key = Key("step", group)
             advance = LocalProgram(

@@ -16,6 +16,7 @@ from piper_jax.lowering.group_mesh import SLICE
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.shards import shard_length
 from piper_jax.tracing.flat import Flat, read
+from piper_jax.tracing.passes import kinds_of_terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def step(context: Context, group: str, node: NodeId, begun: set[Key]) -> Step:
     if node.PASS == "F":
         flat = built.forward if context.training else built.evaluate
         writes = [dispatched_key(group, node, v) if experts else Key("value", group, v, mb) for v in chunk.exports]
-        writes += [Key("metric", group, item) for item in (*((kind, node.op) for kind in built.kinds), *chunk.metrics)]
+        writes += metric_keys(context, group, node.op)
         carried = [Key("carried", group, context.program.carried[i].leaf) for i in chunk.carried]
         if not context.training:
             return _step(context, group, node, _without_last(flat, len(carried)), inputs, writes)
@@ -134,6 +135,13 @@ def step(context: Context, group: str, node: NodeId, begun: set[Key]) -> Step:
         inputs += [(k,) for k in crossing]
         return _step(context, group, node, built.halves.for_weights, inputs, gradients, added)
     return _step(context, group, node, built.backward, inputs, cotangents + gradients, added)
+
+
+def metric_keys(context: Context, group: str, op: str) -> list[Key]:
+    """Where the forward passes of an operation leave partial sums of the loss, and metrics."""
+    chunk = context.chunk_of[op]
+    terms = [(kind, op) for kind in kinds_of_terms(context.program, chunk)]
+    return [Key("metric", group, item) for item in (*terms, *chunk.metrics)]
 
 
 def _without_last(flat: Flat, count: int) -> Flat:

@@ -29,6 +29,7 @@ class Tables:
       dag: completed.  source: the trace behind it.  program: the loss at the shape of a slice.
       batch_size: rows of the whole batch; a slice has ``batch_size / (microbatches * replicas)``.
       training: False to lower forward passes only.
+      process: the one whose part is lowered, of several that run the plan together; None drives all devices itself.
     """
 
     dag: Dag
@@ -37,6 +38,20 @@ class Tables:
     meshes: Mapping[str, GroupMesh]
     batch_size: int
     training: bool
+    process: int | None = None
+
+    def is_here(self, group: str) -> bool:
+        """Whether this process has devices of a group."""
+        return self.process is None or self.process in self.meshes[group].processes
+
+    def is_alone(self, *groups: str) -> bool:
+        """Whether all devices of these groups are of one process."""
+        return self.process is None or len({p for g in groups for p in self.meshes[g].processes}) == 1
+
+    @cached_property
+    def here(self) -> tuple[str, ...]:
+        """The groups of which this process has devices."""
+        return tuple(g for g in self.meshes if self.is_here(g))
 
     @property
     def num_microbatches(self) -> int:

@@ -9,7 +9,7 @@ import jax
 
 from piper_jax.arguments import checked, shown
 from piper_jax.device_map import DeviceMap
-from piper_jax.errors import PlanError, RuntimeFault, TraceError
+from piper_jax.errors import PlanError, RuntimeFault, TraceError, counted
 from piper_jax.planning import Plan, Strategy, Unbound
 from piper_jax.runtime.training import Train
 from piper_jax.tracing.tracer import trace
@@ -35,6 +35,7 @@ def compile(plan: Plan, devices: DeviceMap | Sequence[Any] | None = None) -> Tra
     plan.check()
     device_map = _device_map(plan, devices)
     device_map.require_slices()
+    _require_all_processes(device_map)
     train = Train(plan=plan, devices=device_map.placed, device_map=device_map)
     train._compiled("step", plan.source.batch.size)
     return train
@@ -53,6 +54,17 @@ def _device_map(plan: Plan, devices: DeviceMap | Sequence[Any] | None) -> Device
             "compile: devices is a map of other groups than this plan's.", help="DeviceMap.of(plan, jax.devices())."
         )
     return devices
+
+
+def _require_all_processes(device_map: DeviceMap) -> None:
+    """Each process must have a part in the plan: it would wait for the others' metrics for ever."""
+    idle = set(range(jax.process_count())) - {d.process_index for d in device_map.placed}
+    if idle:
+        raise RuntimeFault(
+            f"compile: the plan needs {counted(len(device_map.placed), 'device')}, none of them in process "
+            f"{', '.join(map(str, sorted(idle)))} of {jax.process_count()}.",
+            help="start fewer processes, or raise a degree of the strategy.",
+        )
 
 
 @checked(TraceError)

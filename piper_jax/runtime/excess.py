@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +25,10 @@ class ExcessRows:
 
     pending: deque[tuple[Context, dict[Key, Any]]] = field(default_factory=deque)
 
-    def add(self, context: Context, results: Mapping[Key, Any]) -> None:
-        """Remembers the counts among the registers of a run."""
-        if found := {k: v for k, v in results.items() if k.kind == "metric" and is_excess(k)}:
-            self.pending.append((context, found))
+    def add(self, context: Context, counts: dict[Key, Any]) -> None:
+        """Remembers the counts of a run."""
+        if counts:
+            self.pending.append((context, counts))
 
     def check(self, *, wait: bool = False) -> None:
         """Raises for a run that had too little room.
@@ -52,8 +51,8 @@ class ExcessRows:
 
 
 def is_excess(key: Key) -> bool:
-    """Whether a metric register counts rows without room."""
-    return isinstance(key.item, tuple) and key.item[0] == "excess"
+    """Whether a register counts rows without room."""
+    return key.kind == "metric" and isinstance(key.item, tuple) and key.item[0] == "excess"
 
 
 def _no_room(context: Context, op: str, excess: int) -> RuntimeFault:

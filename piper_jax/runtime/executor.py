@@ -23,6 +23,9 @@ class Executor:
     Args:
       wanted: registers to keep.
       consumed: given registers that are deleted after their last use, though the caller still refers to them.
+
+    Attributes:
+      at: number of the instruction that is being dispatched; None between runs.
     """
 
     def __init__(self, instructions: Sequence[Instruction], wanted: Sequence[Key], consumed: Sequence[Key] = ()):
@@ -45,6 +48,7 @@ class Executor:
             )
             for i, dead in zip(instructions, last_uses(instructions, wanted), strict=True)
         ]
+        self.at: int | None = None
         self._ahead: dict[int, deque[Any]] = {self.index[k]: deque() for k in self.index if k.kind == "token"}
 
     def _numbers(self, keys: Sequence[Key]) -> tuple[int, ...]:
@@ -76,7 +80,8 @@ class Executor:
         for key, value in given.items():
             if key in self.index:
                 registers[self.index[key]] = value
-        for call, reads, writes, dead, gone, tokens in self._table:
+        for number, (call, reads, writes, dead, gone, tokens) in enumerate(self._table):
+            self.at = number
             results = call(*[registers[i] for i in reads])
             for i, result in zip(writes, results, strict=True):
                 registers[i] = result
@@ -89,6 +94,7 @@ class Executor:
                 registers[i].delete()
             for i in dead:
                 registers[i] = None
+        self.at = None
         return {key: registers[self.index[key]] for key in self.wanted}
 
 

@@ -13,13 +13,20 @@ from jax.sharding import SingleDeviceSharding
 
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.metric_exchange import METRICS, exchanged_metrics, received_metrics
+from piper_jax.runtime.excess import is_excess
 from piper_jax.tracing.flat import read
 from piper_jax.tracing.passes import SEEDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricGather:
-    """Combines the metric registers of one executable on one device."""
+    """Combines the metric registers of one executable on one device.
+
+    Attributes:
+      keys: what it reads: the registers themselves, or what each process has got of those of all groups.
+      device: of this process.
+    """
 
     context: Context
     keys: tuple[Key, ...]
@@ -27,15 +34,44 @@ class MetricGather:
 
     def __call__(self, registers: Sequence[Any]) -> dict[str, Any]:
         """Values of ``keys`` -> ``{"loss": scalar, **aux}``; aux that is no dict, or names a loss, is under "aux"."""
-        arrays = jax.device_put(list(registers), SingleDeviceSharding(self.device))
-        return self._combine(arrays)
+        return self._combine(self._on_device(registers))
+
+    def _on_device(self, registers: Sequence[Any]) -> list[Any]:
+        if self._is_shared:
+            registers = [r.addressable_data(0) for r in registers[:1]]
+        return jax.device_put(list(registers), SingleDeviceSharding(self.device))
 
     @cached_property
     def _combine(self) -> Any:
-        return jax.jit(self.combined)
+        return jax.jit(lambda arrays: self.combined(self._by_key(arrays)))
 
-    def combined(self, arrays: Sequence[Any]) -> dict[str, Any]:
-        by_key = dict(zip(self.keys, arrays, strict=True))
+    def excess(self, registers: Mapping[Key, Any]) -> dict[Key, Any]:
+        """The counts of rows without room among the registers of a run, of all groups."""
+        if not self._excess_keys:
+            return {}
+        found = self._excess_of(self._on_device([registers[k] for k in self.keys])) if self._is_shared else registers
+        return {k: found[n] if self._is_shared else found[k] for n, k in enumerate(self._excess_keys)}
+
+    @cached_property
+    def _excess_keys(self) -> tuple[Key, ...]:
+        if not self._is_shared:
+            return tuple(filter(is_excess, self.keys))
+        return tuple(k for keys in exchanged_metrics(self.context).values() for k in keys if is_excess(k))
+
+    @cached_property
+    def _excess_of(self) -> Any:
+        return jax.jit(lambda arrays: [self._by_key(arrays)[k] for k in self._excess_keys])
+
+    @property
+    def _is_shared(self) -> bool:
+        return self.context.process is not None
+
+    def _by_key(self, arrays: Sequence[Any]) -> dict[Key, Any]:
+        if self._is_shared:
+            return received_metrics(self.context, arrays[0])
+        return dict(zip(self.keys, arrays, strict=True))
+
+    def combined(self, by_key: Mapping[Key, Any]) -> dict[str, Any]:
         result = self._loss(by_key)
         leaves = [self._metric(by_key, k) for k in range(len(self.context.program.metrics))]
         aux = jax.tree.unflatten(self.context.program.metrics_tree, leaves)
@@ -80,5 +116,6 @@ class MetricGather:
 
 def metric_gather(context: Context, written: Sequence[Key], device: Any) -> MetricGather:
     """The gather for the metric keys that an executable writes."""
-    keys = tuple(dict.fromkeys(k for k in written if k.kind in ("metric", "seed")))
+    read = ("metric", "seed") if context.process is None else ("gathered",)
+    keys = tuple(dict.fromkeys(k for k in written if k.kind in read and (k.kind != "gathered" or k.item == METRICS)))
     return MetricGather(context=context, keys=keys, device=device)

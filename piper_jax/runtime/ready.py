@@ -14,6 +14,7 @@ import numpy as np
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.placing import placed
 from piper_jax.lowering.slots import local_spec
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.metrics import MetricGather, metric_gather
@@ -34,12 +35,23 @@ class Ready:
     batch_keys: tuple[Key, ...]
     constants: dict[Key, jax.Array]
 
+    def rows(self) -> tuple[int, ...]:
+        """The rows of the batch that devices of this process read, ascending."""
+        found = self.context
+        numbers = np.arange(found.batch_size).reshape(found.num_microbatches, found.replicas, -1)
+        read = np.zeros(numbers.shape, bool)
+        for key in self.batch_keys:
+            if key.kind == "batch":
+                for index in found.sharding(key).addressable_devices_indices_map(numbers.shape).values():
+                    read[index] = True
+        return tuple(numbers[read].tolist())
+
     def placed(self, values: Sequence[Any]) -> dict[Key, jax.Array]:
         """Batch leaves ``[batch, ...]`` as ``[microbatches, replicas, rows, ...]`` on the groups that read them."""
         found = self.context
         shape = (found.num_microbatches, found.replicas, found.batch_size // found.num_slices)
         split = [v.reshape(*shape, *v.shape[1:]) if v.ndim else v for v in map(_array, values)]
-        arrays = jax.device_put([split[k.item] for k in self.batch_keys], _targets(found, self.batch_keys))
+        arrays = placed([split[k.item] for k in self.batch_keys], _targets(found, self.batch_keys))
         return dict(zip(self.batch_keys, arrays, strict=True))
 
 
@@ -60,7 +72,7 @@ def prepare(
     gather = metric_gather(context, [k for i in instructions for k in i.writes], device)
     executor = Executor(instructions, (*wanted, *gather.keys, *token_keys(context)), consumed)
     numbers = tuple(k for k in executor.inputs if k.kind == "microbatch")
-    constants = jax.device_put([np.int32(k.mb or 0) for k in numbers], _targets(context, numbers))
+    constants = placed([np.int32(k.mb or 0) for k in numbers], _targets(context, numbers))
     return Ready(
         context=context,
         executor=executor,
@@ -72,7 +84,7 @@ def prepare(
 
 def accumulator_keys(found: Context) -> tuple[Key, ...]:
     """Gradient accumulators: zero between steps, kept by the Train object and not by the state."""
-    pairs = ((g, leaf) for g, leaves in found.group_leaves.items() for leaf in leaves if leaf in found.trainable_index)
+    pairs = ((g, leaf) for g in found.here for leaf in found.group_leaves[g] if leaf in found.trainable_index)
     return tuple(found.accumulated(g, leaf) for g, leaf in pairs)
 
 
@@ -84,7 +96,7 @@ def first_gradients(found: Context) -> tuple[Key, ...]:
 
 def token_keys(found: Context) -> tuple[Key, ...]:
     """What the programs of each group hand on, from call to call as well."""
-    return tuple(Key("token", g) for g in found.meshes) if found.needs_tokens else ()
+    return tuple(Key("token", g) for g in found.here) if found.needs_tokens else ()
 
 
 def accumulators(found: Context) -> dict[Key, Any]:

@@ -14,9 +14,11 @@ import numpy as np
 from piper_jax.errors import RuntimeFault
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.placing import placed
 from piper_jax.lowering.shards import from_rows, to_rows
 from piper_jax.lowering.slots import local_spec
 from piper_jax.lowering.updates import GroupUpdate
+from piper_jax.runtime.collecting import collected
 
 
 @jax.tree_util.register_dataclass
@@ -32,12 +34,17 @@ class StateLayout:
     """Which array of a TrainState is which.
 
     Attributes:
-      keys: in order of ``TrainState.arrays``.
+      all_keys: of all groups.
     """
 
     context: Context
     updates: Mapping[str, GroupUpdate]
-    keys: tuple[Key, ...]
+    all_keys: tuple[Key, ...]
+
+    @cached_property
+    def keys(self) -> tuple[Key, ...]:
+        """In order of ``TrainState.arrays``: those of groups that this process has devices of."""
+        return tuple(k for k in self.all_keys if self.context.is_here(k.group))
 
     def init(self, params: Any, seed: int) -> TrainState:
         """Copies every leaf onto the groups that own it and initializes the optimizer."""
@@ -51,7 +58,7 @@ class StateLayout:
         single = {"key": key, "step": clock}
         arrays = [single[k.kind] if k.kind in single else self._part(k, by_kind) for k in self.keys]
         targets = [self.context.sharding(k) for k in self.keys]
-        return TrainState(tuple(jax.device_put(a, t, may_alias=False) for a, t in zip(arrays, targets, strict=True)))
+        return TrainState(tuple(placed(arrays, targets, may_alias=False)))
 
     def _part(self, key: Key, by_kind: Mapping[str, Sequence[Any]]) -> Any:
         """A leaf as the key's group keeps it: whole, or its ``[replicas, length]`` of the shards."""
@@ -114,17 +121,37 @@ class StateLayout:
 
     def leaves(self, state: TrainState, kind: str, count: int, device: Any, call: str) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
-        registers, sharding = self.registers(state, call), jax.sharding.SingleDeviceSharding(device)
-        found = {key.item: key for key in reversed(registers) if key.kind.removesuffix("_shard") == kind}
-        return [self.whole(registers, found[i], sharding) for i in range(count)]
+        registers = self.registers(state, call)
+        held = {key.item: key for key in reversed(self.all_keys) if key.kind.removesuffix("_shard") == kind}
+        parts = [self._parts(held[i]) for i in range(count)]
+        found = iter(collected(self.context, registers, [k for keys in parts for k in keys], device))
+        return [self._together(keys, [next(found) for _ in keys]) for keys in parts]
 
     def whole(self, registers: Mapping[Key, jax.Array], key: Key, sharding: jax.sharding.Sharding) -> jax.Array:
-        """A copy, laid out as ``sharding`` says, of the leaf that a key of this layout holds whole or in shards."""
+        """A copy, laid out as ``sharding`` says, of the leaf that a key of this layout holds whole or in shards.
+
+        Raises:
+          RuntimeFault: some of it, or where it is to lie, is of another process.
+        """
+        parts = self._parts(key)
+        if not sharding.is_fully_addressable or not self.context.is_alone(*(k.group for k in parts)):
+            raise RuntimeFault(
+                f"evaluate: {key.kind} {key.item} would have to move to {key.group} from other processes.",
+                help="with several processes, evaluate and predict with functions that follow the stages.",
+            )
+        return self._together(parts, [jax.device_put(registers[k], sharding) for k in parts])
+
+    def _parts(self, key: Key) -> list[Key]:
+        """The keys that together hold the leaf of one of them: itself, or the shards of all owners, in order."""
         if not key.kind.endswith("_shard"):
-            return jax.device_put(_private(registers[key]), sharding)
-        parts = (a for k, a in registers.items() if (k.kind, k.item) == (key.kind, key.item))
-        rows = jnp.concatenate([jax.device_put(a, sharding) for a in parts])
-        return from_rows(rows, self.context.logical_spec(key).shape, self.context.parts_of(key))
+            return [key]
+        return [k for k in self.all_keys if (k.kind, k.item) == (key.kind, key.item)]
+
+    def _together(self, parts: Sequence[Key], arrays: Sequence[jax.Array]) -> jax.Array:
+        if not parts[0].kind.endswith("_shard"):
+            return _private(arrays[0])
+        shape = self.context.logical_spec(parts[0]).shape
+        return from_rows(jnp.concatenate(arrays), shape, self.context.parts_of(parts[0]))
 
 
 def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateLayout:
@@ -135,7 +162,7 @@ def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateL
         if context.source.optimizer is not None and group in updates:
             keys += updates[group].optimizer_keys
         keys += [Key("key", group), Key("step", group)]
-    return StateLayout(context=context, updates=updates, keys=tuple(keys))
+    return StateLayout(context=context, updates=updates, all_keys=tuple(keys))
 
 
 def _private(value: Any) -> jax.Array:

@@ -22,7 +22,9 @@ from piper_jax.lowering.keys import Key
 from piper_jax.lowering.preparing import lowering_context
 from piper_jax.lowering.programs import Compiler
 from piper_jax.planning import Plan
+from piper_jax.runtime.barrier import meet_compiled
 from piper_jax.runtime.bisection import Bisection, Difference
+from piper_jax.runtime.collecting import collected
 from piper_jax.runtime.excess import ExcessRows
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
@@ -45,12 +47,14 @@ class Train:
       plan: the plan that runs.
       devices: physical devices, indexed by logical id.  device_map: how they were chosen.
       compiler: counts of XLA compilations and of programs that re-used one.
+      compile_limit: seconds that a process waits until all others have compiled their programs too.
     """
 
     plan: Plan
     devices: tuple[Any, ...]
     device_map: DeviceMap | None = None
     compiler: Compiler = field(default_factory=Compiler)
+    compile_limit: float = 1800.0
     _base: Train | None = None
     _layout: StateLayout | None = None
     _lowered: dict[tuple[int, bool], tuple[Lowering, list[Instruction]]] = field(default_factory=dict)
@@ -59,6 +63,7 @@ class Train:
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
     _tokens: dict[Key, jax.Array] = field(default_factory=dict)
     _profiled: Train | None = None
+    _running: Executor | None = None
     _excess: ExcessRows = field(default_factory=ExcessRows)
 
     def __repr__(self) -> str:
@@ -83,7 +88,7 @@ class Train:
         """The parameters in the model's own layout (a pytree, or a module), as plain arrays on the first device."""
         self._excess.check(wait=True)
         source = self._source
-        leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self.devices[0], "params")
+        leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self._device, "params")
         return source.state.build(leaves)
 
     @checked(RuntimeFault, apart=("state",))
@@ -91,7 +96,7 @@ class Train:
         """The optax state in its own structure, as plain arrays on the first device."""
         self._excess.check(wait=True)
         optimizer = self._need_optimizer("opt_state")
-        leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self.devices[0], "opt_state")
+        leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self._device, "opt_state")
         return optimizer.build(leaves)
 
     @checked(RuntimeFault, apart=("state",))
@@ -137,9 +142,8 @@ class Train:
         """The gradients of one step in the layout of the trainable parameters, on the first device; changes nothing."""
         ready, results = self._run("gradients", state, batch)
         self._excess.check(wait=True)
-        gradients = [results[k] for k in first_gradients(ready.context)]
-        sharding = jax.sharding.SingleDeviceSharding(self.devices[0])
-        return self._source.state.trainable_tree(jax.device_put(gradients, sharding))
+        gradients = collected(ready.context, results, first_gradients(ready.context), self._device)
+        return self._source.state.trainable_tree(gradients)
 
     @checked(RuntimeFault, apart=("state",))
     def evaluate(self, state: TrainState, batch: Any, loss_fn: Callable[..., Any] | None = None) -> dict[str, Any]:
@@ -175,6 +179,7 @@ class Train:
 
         Values between stages, their cotangents and the gradients are compared in dispatch order; changes nothing.
         """
+        self._need_one_process("bisect")
         ready, values = self._for_batch("gradients", batch, "bisect")
         instructions = ready.executor.instructions
         kept = dict.fromkeys(k for i in instructions for k in i.writes)
@@ -195,6 +200,7 @@ class Train:
         Raises:
           FilterError: there is no such node, or there are several; the message has the nearest name.
         """
+        self._need_one_process("run_node")
         name = node_named(self.plan.complete(), node)
         ready, values = self._for_batch("gradients", batch, "run_node")
         lowering, _ = self._lower(ready.context.batch_size, training=True)
@@ -209,6 +215,7 @@ class Train:
         Returns:
           A report like a simulated one: spans in seconds, busy time and bubble, memory by kind on each group.
         """
+        self._need_one_process("profile")
         if self._profiled is None:
             self._profiled = Train(plan=self.plan, devices=self.devices, compiler=Compiler(donation=False), _base=self)
         ready, values = self._profiled._for_batch("step", batch, "profile")
@@ -231,6 +238,7 @@ class Train:
           full speed at once where they share processors, as virtual CPU devices do. Other work on the machine counts.
         """
         self._need_optimizer("measure_costs")
+        self._need_one_process("measure_costs")
         ready, values = self._for_batch("step", batch, "measure_costs")
         instructions, wanted = ready.executor.instructions, ready.executor.wanted
         held = self._registers(ready, state, "measure_costs")
@@ -239,6 +247,25 @@ class Train:
         metrics = [recording.results[k] for k in ready.gather.keys]
         outside = lambda: (ready.placed(values), ready.gather(metrics))  # noqa: E731
         return measure(self.plan.complete(), instructions, recording, outside, rounds)
+
+    @checked(RuntimeFault)
+    def rows(self, batch_size: Annotated[int, From(1)] | None = None) -> tuple[int, ...]:
+        """Rows of a batch that devices of this process read in a training step; the others may hold anything.
+
+        Where several processes run the plan, each can load its own; in one process it is all of them.
+        """
+        return self._compiled("step", batch_size or self._source.batch.size).rows()
+
+    @property
+    def position(self) -> str:
+        """What is being dispatched, such as ``F[PP=1,MB=0]``, or what was dispatched last; for watchdogs."""
+        executor = self._running
+        if executor is None:
+            return "nothing dispatched"
+        if executor.at is None:
+            return "all dispatched"
+        instruction = executor.instructions[executor.at]
+        return f"{instruction.role} {instruction.nodes[0] if instruction.nodes else instruction.label}"
 
     # -- reports ---------------------------------------------------------------------------------------
     @checked(RuntimeFault, apart=("state",))
@@ -258,6 +285,11 @@ class Train:
 
     # -- internals -------------------------------------------------------------------------------------
     @property
+    def _device(self) -> Any:
+        """The first device of this process, where what it gets as plain arrays is."""
+        return next(d for d in self.devices if d.process_index == jax.process_index())
+
+    @property
     def _source(self) -> Source:
         return self.plan.source
 
@@ -265,6 +297,14 @@ class Train:
         if self._source.optimizer is None:
             raise RuntimeFault(f"{what}: the plan was traced without an optimizer.", help="trace(..., optimizer=tx)")
         return self._source.optimizer
+
+    @staticmethod
+    def _need_one_process(what: str) -> None:
+        if jax.process_count() > 1:
+            raise RuntimeFault(
+                f"{what}: this is one of {counted(jax.process_count(), 'process')}, which see a part of the plan each.",
+                help="run it in one process with as many devices; virtual CPU devices will do.",
+            )
 
     @property
     def _state_layout(self) -> StateLayout:
@@ -284,16 +324,21 @@ class Train:
             state_keys = self._layout.keys if self._layout else ()
             wanted = {
                 "step": (*state_keys, *accumulator_keys(found)),
-                "gradients": first_gradients(found),
+                "gradients": tuple(k for k in first_gradients(found) if found.is_here(k.group)),
                 "evaluate": (),
             }[mode]
             consumed = state_keys if mode == "step" else ()
-            self._ready[mode, size] = prepare(found, instructions, wanted, self.devices[0], consumed)
+            self._ready[mode, size] = prepare(found, instructions, wanted, self._device, consumed)
+            if found.process is not None:
+                meet_compiled(instructions, f"{mode} of {counted(size, 'row')} compiled", self.compile_limit)
         return self._ready[mode, size]
 
     def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:
         if (size, training) not in self._lowered:
-            found = lowering_context(self.plan.complete(), self._source, self.devices, size, training=training)
+            process = jax.process_index() if jax.process_count() > 1 else None
+            found = lowering_context(
+                self.plan.complete(), self._source, self.devices, size, training=training, process=process
+            )
             lowering = lower(found, self.compiler)
             self._lowered[size, training] = lowering, lowering.instructions()
             if training:
@@ -314,11 +359,12 @@ class Train:
         if mode != "evaluate":
             given.update(self._accumulators or accumulators(ready.context))
             self._accumulators = {}
+        self._running = ready.executor
         results = ready.executor.run(given)
         if mode != "evaluate":
             self._accumulators = {k: v for k, v in results.items() if k.kind.startswith("accumulator")}
         owner._tokens = {k: v for k, v in results.items() if k.kind == "token"}
-        self._excess.add(ready.context, results)
+        self._excess.add(ready.context, ready.gather.excess(results))
         return ready, results
 
     @staticmethod

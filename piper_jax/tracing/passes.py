@@ -55,7 +55,7 @@ def passes(program: LossProgram, chunk: Chunk, remat: str | None = None, experts
       remat: the name of a policy in ``jax.checkpoint_policies``: only what it allows is kept from F for B.
       experts: of an expert region on the experts of one device: parameters, externals and exports are as it says.
     """
-    kinds = tuple(k for k in SEEDS if any(program.terms[i][0] == k for i in chunk.terms))
+    kinds = kinds_of_terms(program, chunk)
     function = _ChunkFunction(program, chunk, kinds, remat, experts)
     evaluate = flatten(function.traced(function.outputs)(*function.specs))
     if not chunk.has_backward:
@@ -69,6 +69,11 @@ def passes(program: LossProgram, chunk: Chunk, remat: str | None = None, experts
             num_residuals=0,
         )
     return function.with_backward(evaluate)
+
+
+def kinds_of_terms(program: LossProgram, chunk: Chunk) -> tuple[str, ...]:
+    """Which of loss, total and extra a chunk has terms of."""
+    return tuple(k for k in SEEDS if any(program.terms[i][0] == k for i in chunk.terms))
 
 
 class _ChunkFunction:
