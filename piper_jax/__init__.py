@@ -9,9 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from piper_jax.checkpoint import Checkpointer
     from piper_jax.device_map import DeviceMap
     from piper_jax.errors import (
         AnnotationError,
+        CheckpointError,
         ConfigError,
         DirectiveError,
         FilterError,
@@ -39,9 +41,11 @@ if TYPE_CHECKING:
     from piper_jax.visualization import draw
 
 _HOMES = {
+    "piper_jax.checkpoint": ("Checkpointer",),
     "piper_jax.device_map": ("DeviceMap",),
     "piper_jax.errors": (
         "AnnotationError",
+        "CheckpointError",
         "ConfigError",
         "DirectiveError",
         "FilterError",
@@ -73,6 +77,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AnnotationError",
     "Carried",
+    "CheckpointError",
+    "Checkpointer",
     "ConfigError",
     "DeviceMap",
     "Directive",

@@ -71,6 +71,10 @@ class RuntimeFault(PiperError):
     """A fault while a step runs: wrong arguments, too few devices, a stuck transfer."""
 
 
+class CheckpointError(PiperError):
+    """A checkpoint cannot be saved, is damaged, or is of another model (exit code 3)."""
+
+
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
     """Around what writes ``path``: the file system's refusal becomes a :class:`ConfigError`."""

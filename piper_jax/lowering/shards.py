@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from piper_jax import _jax_compat
 from piper_jax.tracing.elementwise import REDUCTIONS, Combine
@@ -34,7 +35,8 @@ def to_rows(value: Any, count: int, parts: int = 1) -> Any:
     """
     size = math.prod(value.shape) // parts
     length = shard_length((size,), count)
-    rows = jnp.pad(value.reshape(parts, size), ((0, 0), (0, length * count - size)))
+    pad = np.pad if isinstance(value, np.ndarray) else jnp.pad
+    rows = pad(value.reshape(parts, size), ((0, 0), (0, length * count - size)))
     return rows.reshape(parts, count, length).swapaxes(0, 1).reshape(count * parts, length)
 
 

@@ -53,16 +53,18 @@ class StateLayout:
         optimizer: Sequence[Any] = ()
         if source.optimizer is not None:
             optimizer = jax.jit(source.optimizer.init)([values[i] for i in source.state.trainable])
-        by_kind = {"state": values, "optimizer": optimizer}
-        key, clock = jax.random.key(seed), np.zeros((), np.int32)
-        single = {"key": key, "step": clock}
-        arrays = [single[k.kind] if k.kind in single else self._part(k, by_kind) for k in self.keys]
-        targets = [self.context.sharding(k) for k in self.keys]
-        return TrainState(tuple(placed(arrays, targets, may_alias=False)))
+        return self.place({"state": values, "optimizer": optimizer, "key": [jax.random.key(seed)], "step": [0]})
 
-    def _part(self, key: Key, by_kind: Mapping[str, Sequence[Any]]) -> Any:
+    def place(self, leaves: Mapping[str, Sequence[Any]]) -> TrainState:
+        """Whole leaves by kind (state, optimizer, key, step), on the groups that own them."""
+        arrays = [self._part(k, leaves) for k in self.keys]
+        return TrainState(tuple(placed(arrays, [self.context.sharding(k) for k in self.keys], may_alias=False)))
+
+    def _part(self, key: Key, leaves: Mapping[str, Sequence[Any]]) -> Any:
         """A leaf as the key's group keeps it: whole, or its ``[replicas, length]`` of the shards."""
-        value = by_kind[key.kind.removesuffix("_shard")][key.item]
+        if key.kind == "step":
+            return np.asarray(leaves["step"][0], np.int32)
+        value = leaves[key.kind.removesuffix("_shard")][key.item or 0]
         if not key.kind.endswith("_shard"):
             return value
         first = self.context.first_shard(key)
@@ -127,6 +129,29 @@ class StateLayout:
         found = iter(collected(self.context, registers, [k for keys in parts for k in keys], device))
         return [self._together(keys, [next(found) for _ in keys]) for keys in parts]
 
+    def on_host(self, state: TrainState, kind: str, count: int, call: str) -> list[np.ndarray]:
+        """A copy in host memory of each logical leaf of a kind; of random keys their data.
+
+        Where several processes run the plan, all of them must ask for the same.
+        """
+        registers = self.registers(state, call)
+        held = {key.item or 0: key for key in reversed(self.all_keys) if key.kind.removesuffix("_shard") == kind}
+        parts = [self._parts(held[i]) for i in range(count)]
+        if self.context.process is None:
+            data = {k: _raw(registers[k]) for keys in parts for k in keys}
+            for array in data.values():
+                array.copy_to_host_async()
+            return [self._whole_on_host(keys, [data[k] for k in keys]) for keys in parts]
+        own = jax.local_devices()[0]
+        collect = lambda keys: map(_raw, collected(self.context, registers, keys, own))  # noqa: E731
+        return [self._whole_on_host(keys, list(collect(keys))) for keys in parts]
+
+    def _whole_on_host(self, parts: Sequence[Key], arrays: Sequence[jax.Array]) -> np.ndarray:
+        if not parts[0].kind.endswith("_shard"):
+            return np.array(arrays[0])
+        shape = self.context.logical_spec(parts[0]).shape
+        return from_rows(np.concatenate(arrays), shape, self.context.parts_of(parts[0]))
+
     def whole(self, registers: Mapping[Key, jax.Array], key: Key, sharding: jax.sharding.Sharding) -> jax.Array:
         """A copy, laid out as ``sharding`` says, of the leaf that a key of this layout holds whole or in shards.
 
@@ -167,6 +192,13 @@ def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateL
 
 def _private(value: Any) -> jax.Array:
     """A copy that nobody else holds."""
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return jax.random.clone(value)
-    return jnp.array(value, copy=True)
+    return jax.random.clone(value) if is_random_key(value) else jnp.array(value, copy=True)
+
+
+def is_random_key(value: Any) -> bool:
+    """Whether an array (or its spec) is of random keys."""
+    return jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key)
+
+
+def _raw(value: jax.Array) -> jax.Array:
+    return jax.random.key_data(value) if is_random_key(value) else value

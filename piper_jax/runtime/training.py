@@ -28,6 +28,7 @@ from piper_jax.runtime.collecting import collected
 from piper_jax.runtime.excess import ExcessRows
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
+from piper_jax.runtime.host_state import HostState, from_host, to_host
 from piper_jax.runtime.node_run import NodeRun, run_alone
 from piper_jax.runtime.optimizer_state import parameters_kept_as, single_numbers
 from piper_jax.runtime.profiling import profile
@@ -57,7 +58,8 @@ class Train:
     compile_limit: float = 1800.0
     _base: Train | None = None
     _layout: StateLayout | None = None
-    _lowered: dict[tuple[int, bool], tuple[Lowering, list[Instruction]]] = field(default_factory=dict)
+    _lowered: dict[tuple[int, bool], Lowering] = field(default_factory=dict)
+    _instructions: dict[tuple[int, bool], list[Instruction]] = field(default_factory=dict)
     _ready: dict[tuple[str, int], Ready] = field(default_factory=dict)
     _other: dict[Any, Train] = field(default_factory=dict)
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
@@ -124,6 +126,15 @@ class Train:
         """
         self._need_optimizer("with_params_of")
         return parameters_kept_as(self._state_layout, state, name)
+
+    def to_host(self, state: TrainState) -> HostState:
+        """Whole leaves in host memory, as the model and the optimizer have them, for checkpoints; changes nothing."""
+        self._excess.check(wait=True)
+        return to_host(self._state_layout, state)
+
+    def from_host(self, found: HostState) -> TrainState:
+        """A state with the values that ``to_host`` gave, of this plan or any other of the same model and optimizer."""
+        return from_host(self._state_layout, found)
 
     # -- running -------------------------------------------------------------------------------------
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
@@ -309,7 +320,7 @@ class Train:
     @property
     def _state_layout(self) -> StateLayout:
         if self._layout is None:
-            self._compiled("step", self._source.batch.size)
+            self._lowering(self._source.batch.size, training=True)
         assert self._layout is not None
         return self._layout
 
@@ -333,17 +344,24 @@ class Train:
                 meet_compiled(instructions, f"{mode} of {counted(size, 'row')} compiled", self.compile_limit)
         return self._ready[mode, size]
 
-    def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:
+    def _lowering(self, size: int, *, training: bool) -> Lowering:
+        """The lowering for batches of ``size`` rows; nothing is compiled."""
         if (size, training) not in self._lowered:
             process = jax.process_index() if jax.process_count() > 1 else None
             found = lowering_context(
                 self.plan.complete(), self._source, self.devices, size, training=training, process=process
             )
-            lowering = lower(found, self.compiler)
-            self._lowered[size, training] = lowering, lowering.instructions()
+            self._lowered[size, training] = lower(found, self.compiler)
             if training:
-                self._layout = self._layout or state_layout(found, lowering.builder.updates)
+                updates = self._lowered[size, training].builder.updates
+                self._layout = self._layout or state_layout(found, updates)
         return self._lowered[size, training]
+
+    def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:
+        lowering = self._lowering(size, training=training)
+        if (size, training) not in self._instructions:
+            self._instructions[size, training] = lowering.instructions()
+        return lowering, self._instructions[size, training]
 
     def _for_batch(self, mode: str, batch: Any, call: str) -> tuple[Ready, list[Any]]:
         """The executable for this batch, and its leaves; messages name the user's ``call``."""

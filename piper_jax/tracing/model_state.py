@@ -30,6 +30,7 @@ class ModelState:
       mutated: that object after the loss function ran -> leaf values.
       skeleton: values by leaf -> the pytree that the optimizer sees, with None for the other leaves.
       carries: what the user declared of how leaves are carried from step to step.
+      keys: of each leaf, the keys on the way to it in the user's own tree; only of a state that is not divided.
       whole: the state before stacks of layers were divided, None if none is.  divisions: of its leaves.
     """
 
@@ -41,6 +42,7 @@ class ModelState:
     values: Callable[[Any], list[Any]]
     skeleton: Callable[[Mapping[int, Any]], Any]
     carries: Mapping[int, Any]
+    keys: tuple[tuple[str, ...], ...] = ()
     whole: ModelState | None = None
     divisions: tuple[Division | None, ...] = ()
 
@@ -133,12 +135,17 @@ def spec(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, dtype)
 
 
-def path_text(path: Sequence[Any]) -> str:
-    """A key path as ``layers.0.kernel``; NNX's trailing ``value`` is left out."""
-    parts = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
+def path_keys(path: Sequence[Any]) -> tuple[str, ...]:
+    """The keys of a key path; NNX's trailing ``value`` is left out."""
+    parts = tuple(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
     if parts and parts[-1] == "value" and isinstance(path[-1], jax.tree_util.GetAttrKey):
-        parts = parts[:-1]
-    return ".".join(parts)
+        return parts[:-1]
+    return parts
+
+
+def path_text(path: Sequence[Any]) -> str:
+    """A key path as ``layers.0.kernel``."""
+    return ".".join(path_keys(path))
 
 
 def nbytes(aval: Any) -> int:
@@ -195,7 +202,7 @@ def _tree_state(params: Any) -> ModelState:
 
     return ModelState(
         leaves=leaves, rng_keys=(), rng_counts=(), build=build, mutated=lambda tree: [], values=values,
-        skeleton=skeleton, carries={},
+        skeleton=skeleton, carries={}, keys=tuple(path_keys(with_path[i][0]) for i in arrays),
     )  # fmt: skip
 
 
@@ -241,7 +248,7 @@ def _nnx_state(model: nnx.Module, wrt: Any) -> ModelState:
 
     return ModelState(
         leaves=leaves, rng_keys=keys, rng_counts=counts, build=build, mutated=mutated, values=values,
-        skeleton=skeleton, carries=carries,
+        skeleton=skeleton, carries=carries, keys=tuple(path_keys(path) for path, _ in with_path),
     )  # fmt: skip
 
 

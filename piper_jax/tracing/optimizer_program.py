@@ -18,7 +18,7 @@ import optax
 from piper_jax.errors import TraceError
 from piper_jax.tracing.elementwise import Elementwise, elementwise
 from piper_jax.tracing.flat import Atom, Flat, FlatEqn, flatten
-from piper_jax.tracing.model_state import ModelState, nbytes, path_text
+from piper_jax.tracing.model_state import ModelState, nbytes, path_keys, path_text
 from piper_jax.tracing.opening import opened
 from piper_jax.tracing.pieces import Division, divisions_through, join_all, split_all
 
@@ -60,6 +60,12 @@ class OptimizerProgram:
     def build(self, leaves: Sequence[Any]) -> Any:
         """Leaf values -> the optax state."""
         return jax.tree.unflatten(self.tree, join_all(leaves, self.divisions))
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """Of each leaf of the optax state, the keys on the way to it."""
+        numbered = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        return tuple(path_keys(path) for path, _ in jax.tree_util.tree_leaves_with_path(numbered))
 
     def leaf_nbytes(self, leaf: int) -> int:
         return nbytes(self.leaf_specs[leaf])
