@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from piper_jax.errors import ConfigError
+from piper_jax.processes.requested import requested
 from piper_jax.versions import PACKAGES, PLUGINS, installed_versions, version_faults
 
 WIDTH = 11
@@ -125,13 +127,18 @@ def _unused() -> Iterator[Finding]:
 
 
 def _cluster(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The variables by which ``jax.distributed`` finds other processes."""
+    """The variables by which processes find each other, and what they come to."""
     for cluster, names in CLUSTERS.items():
         known = [f"{name}={environment[name]}" for name in names if environment.get(name)]
         if known:
             yield Finding(name="cluster", text=f"{cluster}: {' '.join(known)}")
-    if not any(environment.get(name) for names in CLUSTERS.values() for name in names):
-        yield Finding(name="cluster", text="none: one process")
+    try:
+        asked = requested(environment)
+    except ConfigError as error:
+        yield Finding(name="processes", text=error.what, help=error.help, is_broken=True)
+        return
+    number = "one of several" if asked is None or asked.number is None else f"process {asked.number} of {asked.count}"
+    yield Finding(name="processes", text="one" if asked is None else f"{number}, by {asked.cluster}")
 
 
 def _disk(folder: Path) -> Finding:

@@ -23,9 +23,13 @@ def single_numbers(layout: StateLayout, state: TrainState, names: Sequence[str])
         if len(known.get(name, ())) != 1:
             there = f"several of its numbers are named {name!r}" if name in known else f"it has no number {name!r}"
             raise RuntimeFault(f"scalars: the optimizer state: {there}.", help=suggest(name, known))
-    copies = [[state.arrays[n] for n in known[name][0]] for name in names]
-    here = [next(array for array in arrays if array.addressable_shards) for arrays in copies]
-    return dict(zip(names, _copied([array.addressable_data(0) for array in here]), strict=True))
+    if not all(known[name][0] for name in names):
+        raise RuntimeFault(
+            "scalars: this process has no group whose parameters are trained, so it keeps no optimizer state.",
+            help="read them in another process, or place a trained stage here too.",
+        )
+    copies = [state.arrays[known[name][0][0]].addressable_data(0) for name in names]
+    return dict(zip(names, _copied(copies), strict=True))
 
 
 @jax.jit

@@ -17,14 +17,15 @@ from piper_jax.visualization import draw
 class ProfileWindow:
     """Measures the first step of the window node by node, and traces all of its steps with JAX's profiler.
 
-    The trace is for TensorBoard's profile plugin and for Perfetto. Without a section it does nothing.
+    The trace is for TensorBoard's profile plugin and for Perfetto. Of several processes the first traces, and none
+    measures. Without a section it does nothing.
     """
 
     def __init__(
         self, section: ProfileSection | None, *, train: piper.Train, folder: RunFolder, recorder: Recorder,
         display: Display,
     ):  # fmt: skip
-        self._steps = section.steps if section else None
+        self._steps = section.steps if section and jax.process_index() == 0 else None
         self._train, self._folder, self._recorder, self._display = train, folder, recorder, display
         self._tracing = False
 
@@ -34,7 +35,8 @@ class ProfileWindow:
 
     def open(self, step: int, state: Any, batch: Any) -> None:
         """Measures the step with the state and the batch that it will take, and starts the trace."""
-        self._measure(step, state, batch)
+        if jax.process_count() == 1:
+            self._measure(step, state, batch)
         jax.block_until_ready(state)
         jax.profiler.start_trace(str(self._folder.tensorboard))
         self._tracing = True

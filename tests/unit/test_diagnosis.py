@@ -61,8 +61,13 @@ def test_the_tested_versions_are_those_that_are_installed_with_the_package():
 
 def test_a_cluster_is_named_by_its_variables():
     found = diagnosis._cluster({"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_NTASKS": "16"})
-    assert [str(f) for f in found] == ["cluster     Slurm: SLURM_JOB_ID=7 SLURM_NTASKS=16 SLURM_PROCID=3"]
-    assert [f.text for f in diagnosis._cluster({})] == ["none: one process"]
+    assert [str(f) for f in found] == [
+        "cluster     Slurm: SLURM_JOB_ID=7 SLURM_NTASKS=16 SLURM_PROCID=3",
+        "processes   process 3 of 16, by Slurm",
+    ]
+    assert [f.text for f in diagnosis._cluster({})] == ["one"]
+    *_, wrong = diagnosis._cluster({"JAX_NUM_PROCESSES": "2"})
+    assert (wrong.is_broken, wrong.help) == (True, "set all three, or none.")
 
 
 def test_a_folder_that_cannot_be_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
