@@ -57,13 +57,19 @@ class Collection:
         """The same batches every time, of records in an order of their own."""
         sizes, count = self.config.train, len(self.held_out)
         order = ShuffledEpochs(size=count, seed=EVALUATION_SEED)
-        return held_out_documents(
+        batches = held_out_documents(
             (self._document(self.held_out, order(k)) for k in range(count)),
             num_batches=self.config.evaluation.num_batches,
             batch_size=sizes.batch_size,
             sequence_length=sizes.sequence_length,
             skipped=self.corpus.skipped,
         )
+        if not batches:
+            raise DataError(
+                f"data: nothing is held out, since none of {counted(count, self.corpus.noun)} has any text.",
+                help="give data.held_out_paths, or raise data.held_out_fraction.",
+            )
+        return batches
 
     def at(self, position: int) -> Tokens | DataError:
         """The document to train on at a position of the run."""

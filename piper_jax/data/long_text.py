@@ -10,7 +10,7 @@ import numpy as np
 
 from piper_jax.config import Config
 from piper_jax.data.batches import Batch
-from piper_jax.data.corpus import BLOCK_BYTES, Bytes, Corpus, character_start, divided
+from piper_jax.data.corpus import BLOCK_BYTES, UTF8_MAX_BYTES, Bytes, Corpus, character_start, divided
 from piper_jax.data.order import ShuffledEpochs
 from piper_jax.data.sources import Source
 from piper_jax.data.sources.base import not_utf8
@@ -117,9 +117,17 @@ def _read(source: Source, corpus: Corpus, config: Config) -> tuple[Bytes, int]:
             break
         if (record := corpus.skipped.unless_corrupt(lambda index=index: _record(source, index, config))) is None:
             continue
-        parts.append(record[:room] + (b"" if corpus.of_files else b"\n"))
-        room = None if room is None else room - len(parts[-1])
+        parts.append(_up_to(record if corpus.of_files else record + b"\n", room))
+        room = None if room is None else room - len(record)
     return np.frombuffer(b"".join(parts), np.uint8), len(parts)
+
+
+def _up_to(record: bytes, room: int | None) -> bytes:
+    """The beginning of a record, which does not end within a character."""
+    if room is None or room >= len(record):
+        return record
+    whole = next((end for end in range(room, max(room - UTF8_MAX_BYTES, 0), -1) if record[end] & 0xC0 != 0x80), room)
+    return record[:whole]
 
 
 def _record(source: Source, index: int, config: Config) -> bytes:

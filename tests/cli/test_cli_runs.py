@@ -81,14 +81,14 @@ def test_train_learns_and_says_how_well(tmp_path: Path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
+        ("data.packing=documents", "data.max_bytes=null", "model.arguments.vocab_size=257"),
         pytest.param(
             ("model.name=gpt_linen", "strategy.directives=GPipe", "model.arguments.tied_embeddings=true"),
             marks=pytest.mark.full,
         ),
         ("model.arguments.compute_dtype=bfloat16", "model.arguments.dropout=0.1"),
     ],
-    ids=["nnx", "linen-gpipe-tied", "bfloat16-dropout"],
+    ids=["nnx-packed", "linen-gpipe-tied", "bfloat16-dropout"],
 )
 def test_check_finds_a_planned_step_equal_to_one_device(overrides: tuple[str, ...]):
     done = piper("check", "configs/gpt_tiny.yaml", *overrides)

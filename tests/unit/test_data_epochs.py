@@ -13,6 +13,7 @@ import pytest
 from piper_jax.config import Config, DataSection, ModelSection, TrainSection
 from piper_jax.data import Data, open_data
 from piper_jax.data.order import ShuffledEpochs
+from piper_jax.errors import DataError
 
 pytestmark = pytest.mark.needs_jax  # grain imports it
 
@@ -85,6 +86,14 @@ def test_every_document_is_read_once_an_epoch(lines: Path):
     assert given[256] == batches.position - sum(document.has_more for document in batches.unfinished)
     held_out = data.held_out_batches()
     assert np.array_equal(held_out[0]["tokens"], _opened(lines, "documents", seed=5).held_out_batches()[0]["tokens"])
+
+
+def test_held_out_documents_without_text_are_an_error(lines: Path, tmp_path: Path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"text": ""}\n')
+    section = DataSection(paths=(str(lines),), held_out_paths=(str(empty),), packing="documents")
+    with pytest.raises(DataError, match="nothing is held out, since none of 1 line has any text"):
+        open_data(Config(data=section)).held_out_batches()
 
 
 def test_every_window_is_read_once_an_epoch(lines: Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from piper_jax.config import Config, DataSection, TokenizerSection, load_config_text
+from piper_jax.config import Config, DataSection, ModelSection, TokenizerSection, TrainSection, load_config_text
 from piper_jax.data import open_data
 from piper_jax.data.byte_pairs import BytePairs, open_byte_pairs, train_byte_pairs
 from piper_jax.errors import ConfigError
@@ -97,6 +97,14 @@ def test_tokenizer_and_model_fit_each_other(data: str, vocab_size: int, message:
         load_config_text(text, name="run.yaml")
     assert message in str(caught.value)
     assert str(caught.value).startswith("run.yaml:")
+
+
+def test_max_bytes_do_not_end_within_a_character(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("é" * 500, encoding="utf-8")
+    options = {"paths": (str(tmp_path / "a.txt"),), "max_bytes": 401, "held_out_fraction": 0.5}
+    section = DataSection(tokenizer=TokenizerSection(kind="bpe", vocab_size=257), **options)
+    model, train = ModelSection(arguments={"vocab_size": 257}), TrainSection(sequence_length=4)
+    assert sum(open_data(Config(data=section, model=model, train=train)).num_bytes) == 400
 
 
 def test_a_loaded_tokenizer_is_checked_when_it_is_loaded(tmp_path: Path):
