@@ -57,7 +57,7 @@ class LongText:
             sequence_length=sizes.sequence_length,
             order=ShuffledEpochs(size=num_records, seed=sizes.seed),
             identity=identity,
-            rows=rows,
+            rows=None if rows is None or len(rows) == sizes.batch_size else rows,
         )
 
     def held_out_batches(self) -> list[Batch]:
