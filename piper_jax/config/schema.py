@@ -48,6 +48,7 @@ class StrategySection(Section):
 
     Attributes:
       stages: the module paths of each stage, such as ``["embed, layers.0-2", "layers.3-5"]``; null: cut by cost.
+      memory_limit: bytes that each device may hold by the simulator's count; automatic stages are cut so that they fit.
       directives: names, or mappings of a name and options.
       files: Python files with ``@piper.strategy`` functions of your own.
     """
@@ -59,6 +60,7 @@ class StrategySection(Section):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     num_microbatches: Count | None = None
     stages: Annotated[tuple[str, ...] | None, BeforeValidator(several)] = None
+    memory_limit: Count | None = None
     directives: Annotated[
         tuple[Annotated[DirectiveSection, BeforeValidator(_directive)], ...], BeforeValidator(several)
     ] = ()

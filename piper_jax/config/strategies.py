@@ -30,6 +30,7 @@ def planned_strategy(config: Config) -> Strategy:
         zero_stage=section.zero_stage,
         num_microbatches=section.num_microbatches,
         stages=section.stages,
+        memory_limit=section.memory_limit,
         directives=tuple(named),
     )
     return strategy.written_at(section.place())

@@ -9,6 +9,7 @@ from piper_jax.arguments import shown
 from piper_jax.errors import DirectiveError, PiperError, suggest
 from piper_jax.ir.filters import where
 from piper_jax.ir.nodes import Compute
+from piper_jax.planning.fitting import fitted
 from piper_jax.planning.history import at_line, failing_line, first_line
 from piper_jax.planning.plan import Plan
 from piper_jax.planning.registry import PHASES, Registered, find_strategy
@@ -33,6 +34,16 @@ def compose(plan: Plan, strategy: object) -> Plan:
         raise DirectiveError(
             f"{shown(strategy)} is not a strategy.", help="write piper.Strategy(pipeline_parallel=4, ...)."
         )
+    made, limit = _composed(plan, strategy, strategy.stages), strategy.memory_limit
+    if limit is None:
+        return made
+    if strategy.stages is not None or len(made.dag.ops) == len(plan.dag.ops):
+        return made.check(memory_limit=limit)
+    return fitted(plan, made, limit, lambda stages: _composed(plan, strategy, stages))
+
+
+def _composed(plan: Plan, strategy: Strategy, stages: Sequence[str] | Sequence[Sequence[int]] | None) -> Plan:
+    """The plan with all directives, cut into ``stages`` first where there are any."""
     wanted = _with_experts(plan, strategy, _with_tensor(strategy, _with_memory(_all_directives(strategy))))
     named = [(item, _found(item)) for item in wanted]
     for item, registered in named:
@@ -40,13 +51,13 @@ def compose(plan: Plan, strategy: object) -> Plan:
     _require_one_schedule(named)
     if not any(registered.phase == "schedule" for _, registered in named):
         named.insert(0, (_implied(SCHEDULE), find_strategy(SCHEDULE)))
-    if strategy.stages is not None:
-        plan = _cut_as_listed(plan, strategy)
+    if stages is not None:
+        plan = _cut_as_listed(plan, strategy, stages)
     for item, registered in sorted(named, key=lambda pair: PHASES.index(pair[1].phase)):
         plan = _applied(plan, strategy, item, registered)
-        if strategy.stages is not None and plan.num_stages != len(strategy.stages):
+        if stages is not None and plan.num_stages != len(stages):
             raise DirectiveError(
-                f"{at_line('Strategy', strategy.line)}: {len(strategy.stages)} stages are listed, but {item.name} has "
+                f"{at_line('Strategy', strategy.line)}: {len(stages)} stages are listed, but {item.name} has "
                 f"{plan.num_stages}.",
                 help=f"list {plan.num_stages} stages, or leave stages out.",
             )
@@ -56,9 +67,9 @@ def compose(plan: Plan, strategy: object) -> Plan:
     return plan
 
 
-def _cut_as_listed(plan: Plan, strategy: Strategy) -> Plan:
+def _cut_as_listed(plan: Plan, strategy: Strategy, stages: Sequence[str] | Sequence[Sequence[int]]) -> Plan:
     try:
-        return _written_at(strategy.line, plan, plan.cut(stages=strategy.stages or ()))
+        return _written_at(strategy.line, plan, plan.cut(stages=stages))
     except PiperError as error:
         place = at_line("Strategy", strategy.line)
         raise type(error)(f"{place}: {error.what}", detail=error.detail, help=error.help, place=place) from None

@@ -76,6 +76,8 @@ class Strategy:
       zero_stage: 0 to 3; k is short for ``directive("ZeRO-k")``.
       num_microbatches: per step; None means twice the pipeline degree, or 1 without pipeline.
       stages: the module paths of each stage, ``("embed, layers.0-2", "layers.3-5, head")``; None: cut by cost.
+      memory_limit: bytes that each device may hold by the simulator's count; automatic stages are cut so that they fit,
+        with the least work for the largest that was found. Others are checked.
       directives: named strategies, or a single one; the schedule is 1F1B where none is named.
       line: ``train.py:12``, where it was written, for messages; no part of the value, and nothing to give.
     """
@@ -87,6 +89,7 @@ class Strategy:
     zero_stage: Annotated[int, From(0, 3)] = 0
     num_microbatches: Degree | None = None
     stages: tuple[str, ...] | None = None
+    memory_limit: Annotated[int, From(1)] | None = None
     directives: tuple[Directive, ...] = ()
     line: str = field(default="", init=False, compare=False, repr=False)
 

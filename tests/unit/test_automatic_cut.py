@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import optax
 import pytest
 
 import piper_jax as piper
+from piper_jax.errors import PlanError
 from piper_jax.models import gpt, moe
 
 
@@ -51,3 +55,50 @@ def test_the_largest_stage_is_at_most_5_percent_above_the_best(name: str, preset
     assert len(cut) == stages
     assert sum(cut) == sum(costs(plan))
     assert max(cut) <= 1.05 * best(costs(plan), stages)
+
+
+def _wide_first_layers(dims: list[int]) -> piper.Plan:
+    """Layers of equal work on fewer and fewer parameters: the work of a layer is said by how often it is repeated."""
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        x = batch
+        for k, (up, down) in enumerate(params):
+            with piper.annotate("PP"):
+                for _ in range(dims[0] // dims[k]):
+                    x = jnp.tanh(x @ up) @ down
+        return (x**2).mean()
+
+    shapes = [
+        (jax.ShapeDtypeStruct((8, dim), jnp.float32), jax.ShapeDtypeStruct((dim, 8), jnp.float32)) for dim in dims
+    ]
+    return piper.trace(loss_fn, shapes, jax.ShapeDtypeStruct((16, 8), jnp.float32), optimizer=optax.adamw(0.1))
+
+
+def _needed(plan: piper.Plan) -> list[int]:
+    return [group.memory.needed_bytes for group in piper.simulate(plan).groups]
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBV"])
+def test_stages_move_until_they_fit_into_memory(schedule: str) -> None:
+    plan = _wide_first_layers([4096, 4096, 2048, 1024, 512, 512, 256, 256])
+    plain = piper.Strategy(pipeline_parallel=2, directives=(piper.directive(schedule),))
+    fast = plan.apply(plain)
+    limit = max(_needed(fast)) * 9 // 10
+    fitting = plan.apply(dataclasses.replace(plain, memory_limit=limit))
+    assert max(_needed(fitting)) <= limit < max(_needed(fast))
+    assert max(costs(fitting)) >= max(costs(fast))
+    assert plan.apply(dataclasses.replace(plain, memory_limit=max(_needed(fast)))) == fast
+
+
+def test_where_nothing_fits_the_least_limit_found_is_named() -> None:
+    plan = _wide_first_layers([4096, 4096, 512, 512])
+    with pytest.raises(PlanError, match=r"no cut into 2 stages was found with 1\.00 KiB on each device") as caught:
+        plan.apply(piper.Strategy(pipeline_parallel=2, memory_limit=1024))
+    needed = int(re.findall(r"memory_limit=(\d+) fits", caught.value.help)[0])
+    assert max(_needed(plan.apply(piper.Strategy(pipeline_parallel=2, memory_limit=needed)))) <= needed
+
+
+def test_stages_that_are_given_are_only_checked() -> None:
+    plan = _wide_first_layers([4096, 4096, 512, 512])
+    with pytest.raises(PlanError, match="memory"):
+        plan.apply(piper.Strategy(pipeline_parallel=2, memory_limit=1024, stages=("0, 1", "2, 3")))
