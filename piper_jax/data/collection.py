@@ -15,7 +15,8 @@ from piper_jax.data.corpus import Corpus, held_out_indices
 from piper_jax.data.documents import PackedDocuments, held_out_documents
 from piper_jax.data.order import ShuffledEpochs
 from piper_jax.data.sources import Source
-from piper_jax.data.sources.base import Chosen, not_utf8
+from piper_jax.data.sources.base import Chosen
+from piper_jax.data.sources.decoding import not_utf8
 from piper_jax.data.tokenizer import Tokenizer, Tokens, open_tokenizer
 from piper_jax.errors import ConfigError, DataError, counted
 

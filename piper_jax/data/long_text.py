@@ -13,7 +13,7 @@ from piper_jax.data.batches import Batch
 from piper_jax.data.corpus import BLOCK_BYTES, UTF8_MAX_BYTES, Bytes, Corpus, character_start, divided
 from piper_jax.data.order import ShuffledEpochs
 from piper_jax.data.sources import Source
-from piper_jax.data.sources.base import not_utf8
+from piper_jax.data.sources.decoding import not_utf8
 from piper_jax.data.tokenizer import Tokenizer, open_tokenizer
 from piper_jax.data.windows import ShuffledWindows, Text, held_out_windows, num_windows
 from piper_jax.errors import ConfigError, counted

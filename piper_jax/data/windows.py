@@ -41,7 +41,7 @@ class ShuffledWindows:
         rows = range(self.batch_size) if self.rows is None else self.rows
         chosen = np.array([self.order(self.position + row) for row in rows], np.int64)
         self.position += self.batch_size
-        found = windows(self.text, chosen * self.sequence_length, self.sequence_length)
+        found = windows_at(self.text, chosen * self.sequence_length, self.sequence_length)
         if self.rows is None:
             return found
         batch = {name: np.zeros((self.batch_size, self.sequence_length), np.int32) for name in found}
@@ -62,7 +62,7 @@ def num_windows(text: Text, sequence_length: int) -> int:
     return (len(text) - 1) // sequence_length
 
 
-def windows(text: Text, starts: NDArray[np.int64], sequence_length: int) -> Batch:
+def windows_at(text: Text, starts: NDArray[np.int64], sequence_length: int) -> Batch:
     """The batch of the windows that begin at ``starts``; targets are the tokens one later."""
     rows = text[starts[:, None] + np.arange(sequence_length + 1)].astype(np.int32)
     return {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
@@ -72,4 +72,4 @@ def held_out_windows(text: Text, *, num_batches: int, batch_size: int, sequence_
     """The same batches every time: windows at even distances over the text, which may overlap in a short one."""
     last = len(text) - sequence_length - 1
     starts = np.linspace(0, last, num_batches * batch_size).astype(np.int64)
-    return [windows(text, part, sequence_length) for part in np.split(starts, num_batches)]
+    return [windows_at(text, part, sequence_length) for part in np.split(starts, num_batches)]

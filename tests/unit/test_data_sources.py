@@ -48,6 +48,8 @@ def test_records_of_every_format_in_the_order_of_the_files(tmp_path: Path):
         "c.array_record: record 1",
     ]
     assert json.loads(_opened(of_json, format="array_record")[0]) == {"text": "one"}
+    with pytest.raises(DataError, match=r"record 0: the record has no key 'txt'\.\nhelp: set data\.field; did you"):
+        _opened(of_json, field="txt")[0]
 
 
 @pytest.mark.parametrize(

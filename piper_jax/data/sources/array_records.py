@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from piper_jax.data.sources.base import OR_SKIP, text_of_json
+from piper_jax.data.sources.decoding import OR_SKIP, text_of_json
 from piper_jax.errors import DataError
 
 REASON_CHARACTERS = 160

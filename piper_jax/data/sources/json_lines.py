@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from piper_jax.data.sources.base import text_of_json
+from piper_jax.data.sources.decoding import text_of_json
 from piper_jax.errors import DataError
 
 

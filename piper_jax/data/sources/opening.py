@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from piper_jax.config import DataSection
 from piper_jax.data.skipping import Skipped
 from piper_jax.data.sources.array_records import ArrayRecords
-from piper_jax.data.sources.base import Joined, Source, text_of_json
+from piper_jax.data.sources.base import Joined, Source
 from piper_jax.data.sources.json_lines import JsonLines
 from piper_jax.data.sources.text_files import TextFiles
 from piper_jax.errors import DataError
@@ -55,14 +56,16 @@ def _opened(path: Path, kind: str, section: DataSection) -> Source:
     if kind == "array_record_json":
         return ArrayRecords(path, section.field)
     records = ArrayRecords(path, None)
-    holds_json = section.format == "auto" and len(records) > 0 and _is_json(lambda: records[0], section.field)
-    return ArrayRecords(path, section.field) if holds_json else records
+    return ArrayRecords(path, section.field) if section.format == "auto" and _hold_objects(records) else records
 
 
-def _is_json(first: Callable[[], bytes], field: str) -> bool:
-    """Whether the first record is a JSON object with the key."""
-    try:
-        text_of_json(first(), field, "")
-    except DataError:
-        return False
-    return True
+def _hold_objects(records: Source) -> bool:
+    """Whether the first record that can be read is a JSON object; the others then must be, with the key."""
+    for index in range(len(records)):
+        try:
+            return isinstance(json.loads(records[index]), dict)
+        except DataError:
+            continue
+        except ValueError:
+            return False
+    return False

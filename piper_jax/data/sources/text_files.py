@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from piper_jax.data.sources.base import OR_SKIP
+from piper_jax.data.sources.decoding import OR_SKIP
 from piper_jax.errors import DataError
 
 
