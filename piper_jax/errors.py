@@ -75,6 +75,10 @@ class CheckpointError(PiperError):
     """A checkpoint cannot be saved, is damaged, or is of another model (exit code 3)."""
 
 
+class NonFiniteError(PiperError):
+    """A loss or a gradient is NaN or infinite (exit code 4)."""
+
+
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
     """Around what writes ``path``: the file system's refusal becomes a :class:`ConfigError`."""

@@ -4,24 +4,58 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import orbax.checkpoint as ocp
 
 from piper_jax.checkpoint.folder import StepFolder
+from piper_jax.checkpoint.manifest import Manifest
 from piper_jax.checkpoint.reading import SavedStep
 from piper_jax.checkpoint.writing import step_contents, step_writer
 from piper_jax.errors import CheckpointError, RuntimeFault
+from piper_jax.runtime.host_state import HostState
 from piper_jax.runtime.state import TrainState
 from piper_jax.runtime.training import Train
 
 PACKAGES = ("piper-jax", "jax", "flax", "optax", "orbax-checkpoint")
+
+
+OnCorrupt = Literal["fail", "previous"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A checkpoint in host memory, of no plan yet.
+
+    Attributes:
+      passed_over: newer steps that are damaged.
+    """
+
+    host: HostState
+    manifest: Manifest
+    passed_over: tuple[CheckpointError, ...] = ()
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    def placed(self, train: Train) -> TrainState:
+        """As a state of a plan.
+
+        Raises:
+          CheckpointError: it is of another model or optimizer.
+        """
+        try:
+            return train.from_host(self.host)
+        except RuntimeFault as error:
+            what = error.what.removeprefix("from_host: ")
+            raise CheckpointError(f"checkpoint of step {self.step}: {what}", help=error.help) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +148,8 @@ class Checkpointer:
         if not self._committed.is_set():
             return None
         step, self._pending = self._pending, None
-        self.folder.prune()
+        if jax.process_index() == 0:
+            self.folder.prune()
         return step
 
     def wait(self) -> int | None:
@@ -126,41 +161,43 @@ class Checkpointer:
                 raise self._failed(error) from error
         return self.committed()
 
-    def restore(self, train: Train, step: int | None = None, *, on_corrupt: str = "fail") -> Restored:
-        """The newest committed step, or a given one, as a state of ``train``; every leaf is held against its hash.
+    def load(self, step: int | None = None, *, on_corrupt: OnCorrupt = "fail") -> Loaded:
+        """The newest committed step, or a given one, in host memory; every leaf is held against its hash.
 
         Args:
           on_corrupt: ``"previous"`` goes back to the newest step that is whole, and tells which are not.
 
         Raises:
-          CheckpointError: there is none, it is damaged, or it is of another model or optimizer.
+          CheckpointError: there is none, or it is damaged.
         """
         passed_over: list[CheckpointError] = []
         for found in self.folder.existing(step):
             try:
                 saved = SavedStep.open(self.folder.of(found))
-                host = saved.host_state()
+                return Loaded(host=saved.host_state(), manifest=saved.manifest, passed_over=tuple(passed_over))
             except CheckpointError as error:
                 passed_over.append(error)
-                if on_corrupt == "previous":
-                    continue
-                raise
-            try:
-                state = train.from_host(host)
-            except RuntimeFault as error:
-                what = error.what.removeprefix("from_host: ")
-                raise CheckpointError(f"checkpoint of step {found}: {what}", help=error.help) from None
-            manifest = saved.manifest
-            return Restored(
-                state=state, step=found, data=manifest.data, config=manifest.config, passed_over=tuple(passed_over)
-            )
+                if on_corrupt == "fail":
+                    break
         raise passed_over[0]
+
+    def restore(self, train: Train, step: int | None = None, *, on_corrupt: OnCorrupt = "fail") -> Restored:
+        """What ``load`` gives, as a state of ``train``.
+
+        Raises:
+          CheckpointError: there is none, it is damaged, or it is of another model or optimizer.
+        """
+        found = self.load(step, on_corrupt=on_corrupt)
+        return Restored(
+            state=found.placed(train), step=found.step, data=found.manifest.data, config=found.manifest.config,
+            passed_over=found.passed_over,
+        )  # fmt: skip
 
     def _failed(self, error: Exception) -> CheckpointError:
         step, self._pending, self._writer = self._pending, None, None  # a writer that failed goes on failing
         assert step is not None
-        for left in self.folder.path.glob(f"{step}.*"):
-            shutil.rmtree(left, ignore_errors=True)
+        if jax.process_index() == 0:
+            self.folder.sweep()
         known = self.steps()
         return CheckpointError(
             f"checkpoint of step {step} could not be saved in {self.path}: {_reason(error)}.",

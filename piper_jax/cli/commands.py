@@ -16,6 +16,7 @@ from piper_jax.cli.selection import parsed_filter
 from piper_jax.config import Config, DevicesSection, config_text, planned_strategy
 from piper_jax.errors import ConfigError, counted
 from piper_jax.recording import Recorder, RunFolder
+from piper_jax.train.stopping import Stopped, StopSignal
 from piper_jax.versions import require_versions
 
 if TYPE_CHECKING:
@@ -32,31 +33,56 @@ Source = Config | Path
 
 
 def train(config: Config) -> int:
-    """Plans and trains; prints the grid of the plan, progress, held-out loss and unigram entropy."""
-    console, folder = joined(config), RunFolder.of(config).make()
-    for fault in require_versions():
-        _print(console, f"warning: {fault.what} {fault.help}")
-    job = _job(config)
-    from piper_jax.data import open_data
-    from piper_jax.train.loop import run_job
-    from piper_jax.train.progress import progress_display
+    """Trains, from the newest checkpoint of the run on: prints the plan, progress, held-out loss and unigram entropy.
 
-    data = open_data(config, folder.path)
-    _print(console, f"run    {folder.path}\ndata   {data}")
-    plan = _planned(console, job)
-    simulated = _simulated(plan, config)
-    _print(console, _grid(simulated) + "\n")
-    if (placed := job.device_map(plan)).crossings:
-        _print(console, f"{placed}\n")
-    writes = not console.quiet
-    if writes:
-        folder.save(config)
+    A signal ends it in order: it saves, and the same command goes on.
+    """
+    console = joined(config)
+    with StopSignal() as stop:
+        try:
+            return _train(console, config, RunFolder.of(config).make(), stop)
+        except Stopped:
+            name = stop.requested.name if stop.requested is not None else "by another process"
+            _print(console, f"stopped  {name}; the same command goes on")
+            return 0
+
+
+def _train(console: Console, config: Config, folder: RunFolder, stop: StopSignal) -> int:
+    with stop.interruptible():
+        for fault in require_versions():
+            _print(console, f"warning: {fault.what} {fault.help}")
+        job = _job(config)
+        from piper_jax.data import open_data
+        from piper_jax.train.loop import run_job
+        from piper_jax.train.progress import progress_display
+        from piper_jax.train.resuming import checkpointer, last_saved
+
+        saved = last_saved(config, checkpointer(config, folder))
+        step = 0 if saved is None else saved.step
+        for error in saved.passed_over if saved is not None else ():
+            _print(console, f"passed over  {error.what}")
+        if step >= config.train.steps:
+            _print(console, f"finished  {folder.path} has all {step} steps; folder=runs/mine begins another run")
+            return 0
+        data = open_data(config, folder.path)
+        _print(console, f"run    {folder.path}\ndata   {data}")
+        plan = _planned(console, job)
+        simulated = _simulated(plan, config)
+        _print(console, _grid(simulated) + "\n")
+        if (placed := job.device_map(plan)).crossings:
+            _print(console, f"{placed}\n")
+        if saved is not None:
+            _print(console, f"resumed  from step {step}: {folder.checkpoints}")
+        writes = not console.quiet
+        if writes:
+            folder.save(config)
     with (
-        Recorder.open(config, folder) if writes else Recorder() as recorder,
+        Recorder.open(config, folder, after=step) if writes else Recorder() as recorder,
         progress_display(console, num_steps=config.train.steps, log_every=config.train.log_every) as display,
     ):
-        recorder.record(0, {"bubble_simulated": simulated.bubble, "peak_bytes_simulated": simulated.peak_bytes})
-        summary = run_job(job, plan, data, display, folder, recorder)
+        if saved is None:
+            recorder.record(0, {"bubble_simulated": simulated.bubble, "peak_bytes_simulated": simulated.peak_bytes})
+        summary = run_job(job, plan, data, display, folder, recorder, stop, saved)
     _print(console, f"\n{summary}")
     if data.corpus.skipped.reasons:
         _print(console, f"data             {data.corpus.skipped}")

@@ -120,6 +120,21 @@ def launch(
 
 
 @app.command()
+def inspect(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="The folder of a run, or of one step of it.")
+    ],
+    step: Annotated[int | None, typer.Option(help="A step; by default the newest.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Hold every leaf against its hash.")] = False,
+    export: Annotated[Path | None, typer.Option(help="A .safetensors file for the parameters.")] = None,
+) -> None:
+    """Show what a checkpoint holds; exits with 3 where it is damaged."""
+    from piper_jax.cli.inspecting import inspect_checkpoint
+
+    raise typer.Exit(exit_code(partial(inspect_checkpoint, checkpoint, step, verify=verify, export=export)))
+
+
+@app.command()
 def doctor(
     folder: Annotated[Path, typer.Option(help="Where a run is to keep what it leaves behind.")] = Path("runs"),
 ) -> None:

@@ -5,10 +5,13 @@ from piper_jax.config.differences import Difference, differing_keys
 from piper_jax.config.loading import load_config, load_config_text
 from piper_jax.config.optimizer import OptimizerSection
 from piper_jax.config.schema import (
+    CheckpointSection,
     Config,
     DevicesSection,
     DirectiveSection,
     EvaluationSection,
+    FaultMoment,
+    FaultSection,
     LoggingSection,
     ModelSection,
     PrecisionSection,
@@ -22,12 +25,15 @@ from piper_jax.config.text import config_text
 from piper_jax.config.vocabulary import check_vocabulary, known_vocabulary
 
 __all__ = [
+    "CheckpointSection",
     "Config",
     "DataSection",
     "DevicesSection",
     "Difference",
     "DirectiveSection",
     "EvaluationSection",
+    "FaultMoment",
+    "FaultSection",
     "LoggingSection",
     "ModelSection",
     "OptimizerSection",

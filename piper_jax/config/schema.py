@@ -87,6 +87,9 @@ class TrainSection(Section):
       batch_size: sequences per step, over all devices.
       sequence_length: tokens per sequence.
       seed: of initial parameters, batches and dropout.
+      on_nonfinite: what a loss or gradient that is not finite means; the step changes nothing in any case. ``abort``
+        ends the run, ``skip`` goes on with the next batch.
+      max_skipped: steps in a row that ``skip`` bears.
       log_every: steps between printed lines where the output is no terminal.
     """
 
@@ -94,6 +97,8 @@ class TrainSection(Section):
     batch_size: Count = 32
     sequence_length: Count = 128
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    on_nonfinite: Literal["abort", "skip"] = "abort"
+    max_skipped: Count = 3
     log_every: Count = 10
 
 
@@ -195,6 +200,45 @@ class ProcessesSection(Section):
     lost_limit: Annotated[Number, Field(gt=0)] = 60.0
 
 
+class CheckpointSection(Section):
+    """What is saved, into ``checkpoints`` in the folder of the run; the same command goes on from the newest step.
+
+    Attributes:
+      every: steps between checkpoints, the last step is one in any case; 0: none, and each run begins anew.
+      keep: the newest that are kept; null: all.
+      keep_every: multiples of this many steps are kept besides; null: none.
+      on_failure: of a save: ``fail`` ends the run, ``continue`` goes on with the checkpoints before.
+      on_corrupt: what a damaged newest step means: ``fail`` ends the run, ``previous`` takes the one before.
+      accept_changes: go on although keys that the result depends on have changed.
+    """
+
+    every: Annotated[int, Field(ge=0)] = 100
+    keep: Count | None = 3
+    keep_every: Count | None = None
+    on_failure: Literal["fail", "continue"] = "fail"
+    on_corrupt: Literal["fail", "previous"] = "fail"
+    accept_changes: bool = False
+
+
+FaultMoment = Literal["compile", "data", "step", "evaluation", "save"]
+
+
+class FaultSection(Section):
+    """A fault that is to happen, to try out how a run bears it.
+
+    Attributes:
+      step: the number of the step.
+      moment: in it: while compiling before it, waiting for its batch, after it was dispatched, in the evaluation or
+        while saving after it.
+      kind: ``kill``, ``term`` and ``int`` are signals; ``hang`` waits forever; ``disk_full`` lets the save fail, and
+        ``nan`` makes the loss of the step's last microbatch NaN, whatever the moment.
+    """
+
+    step: Annotated[int, Field(ge=0)]
+    moment: FaultMoment = "step"
+    kind: Literal["kill", "term", "int", "hang", "disk_full", "nan"]
+
+
 class Config(Section):
     """A whole training run.
 
@@ -212,5 +256,8 @@ class Config(Section):
     precision: PrecisionSection = PrecisionSection()
     logging: LoggingSection = LoggingSection()
     processes: ProcessesSection = ProcessesSection()
+
+    checkpoint: CheckpointSection = CheckpointSection()
+    faults: Annotated[tuple[FaultSection, ...], BeforeValidator(several)] = ()
     folder: Annotated[str, Field(min_length=1)] | None = None
     profile: Annotated[ProfileSection | None, BeforeValidator(_window)] = None

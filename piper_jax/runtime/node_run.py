@@ -113,7 +113,7 @@ def run_alone(
       instructions: of a step or its gradients, in dispatch order; those between programs run as they are.
       given: state, batch and constants.
     """
-    before, target = _Alone(lowering).needed(instructions, node)
+    before, target = Alone(lowering).needed(instructions, node)
     kept = (*target.reads, *target.writes, *(k for i in before for k in i.writes if k.kind == "seed"))
     registers = {**given, **Executor([*before, target], tuple(dict.fromkeys(kept))).run(given)}
     context = lowering.context
@@ -128,7 +128,7 @@ def run_alone(
     )
 
 
-class _Alone:
+class Alone:
     """Every member of a slot as an instruction of its own; microbatches share programs."""
 
     def __init__(self, lowering: Lowering):

@@ -30,6 +30,7 @@ from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
 from piper_jax.runtime.host_state import HostState, from_host, to_host
 from piper_jax.runtime.node_run import NodeRun, run_alone
+from piper_jax.runtime.nonfinite import NonFinite, first_nonfinite
 from piper_jax.runtime.optimizer_state import parameters_kept_as, single_numbers
 from piper_jax.runtime.profiling import profile
 from piper_jax.runtime.ready import Ready, accumulator_keys, accumulators, first_gradients, prepare, tokens
@@ -218,6 +219,20 @@ class Train:
         held = self._registers(ready, state, "run_node")
         given = {**held, **ready.constants, **ready.placed(values), **tokens(ready.context)}
         return run_alone(lowering, ready.executor.instructions, given, name)
+
+    def first_nonfinite(self, state: TrainState, batch: Any, step: int | None = None) -> NonFinite | None:
+        """Runs the nodes of a step one after another; the first array that is NaN or infinite, or None.
+
+        Args:
+          step: steps done before, which random keys depend on; None: as the state has it.
+        """
+        ready, values = self._for_batch("gradients", batch, "first_nonfinite")
+        lowering, _ = self._lower(ready.context.batch_size, training=True)
+        held = self._registers(ready, state, "first_nonfinite")
+        if step is not None:
+            held |= {k: jax.device_put(np.int32(step), a.sharding) for k, a in held.items() if k.kind == "step"}
+        given = {**held, **ready.constants, **ready.placed(values), **self._fresh(ready)}
+        return first_nonfinite(lowering, ready.executor.instructions, given)
 
     @checked(RuntimeFault, apart=("state",))
     def profile(self, state: TrainState, batch: Any, title: str = "") -> Report:

@@ -16,6 +16,7 @@ from piper_jax.data import batch_names
 from piper_jax.errors import ConfigError, PiperError, RuntimeFault, counted, suggest
 from piper_jax.models.language_model import LanguageModel
 from piper_jax.optimizers import build_optimizer
+from piper_jax.train.injection import poison_shapes, poisonable
 
 BUILT_IN_MODELS = {
     "gpt": "piper_jax.models.gpt:language_model",
@@ -42,7 +43,7 @@ class Job:
         """
         return cls(
             config=config,
-            model=build_model(config.model, config.precision.compute),
+            model=poisonable(build_model(config.model, config.precision.compute), config.faults),
             optimizer=build_optimizer(config.optimizer, config.train.steps),
             strategy=planned_strategy(config),
         )
@@ -50,7 +51,8 @@ class Job:
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The batch of one step, int32 ``[batch, length]`` each: tokens and targets, and what packing adds."""
         shape = (self.config.train.batch_size, self.config.train.sequence_length)
-        return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in batch_names(self.config.data)}
+        tokens = {name: jax.ShapeDtypeStruct(shape, np.int32) for name in batch_names(self.config.data)}
+        return {**tokens, **poison_shapes(shape[0], self.config.faults)}
 
     def plan(self) -> piper.Plan:
         """Traces the model and applies the strategy; no device is touched."""

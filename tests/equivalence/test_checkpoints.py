@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 from collections.abc import Callable
@@ -16,9 +17,12 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from oracle import Problem, strategy
+from safetensors.numpy import load_file
 from test_mixtures import SIGMOID, problem
 
 import piper_jax as piper
+from piper_jax.checkpoint.folder import StepFolder
+from piper_jax.cli.inspecting import inspect_checkpoint
 from piper_jax.errors import CheckpointError
 from piper_jax.runtime.host_state import HostState
 from piper_jax.runtime.training import Train
@@ -169,6 +173,42 @@ def test_a_state_of_another_model_is_refused(tested: Problem, written: tuple[Pat
     other = piper.trace(tested.loss_fn, tested.params, tested.batch, optimizer=optax.sgd(0.1, momentum=0.9))
     with pytest.raises(CheckpointError, match=r"checkpoint of step 5: opt_state 0\.trace\..* is missing, but float32"):
         piper.Checkpointer(path=written[0]).restore(uncompiled(other, {}))
+
+
+# -- looking into one ----------------------------------------------------------------------------------------------
+def test_parameters_are_exported_by_their_paths(written: tuple[Path, HostState], tmp_path: Path) -> None:
+    path, host = written
+    file = tmp_path / "params.safetensors"
+    assert inspect_checkpoint(path / "5", None, verify=False, export=file) == 0
+    found = load_file(file)
+    assert found.keys() == {".".join(keys) for keys in host.params}
+    assert all(_bits(found[".".join(keys)]) == _bits(value) for keys, value in host.params.items())
+
+
+def test_an_inspection_verifies_every_leaf(
+    written: tuple[Path, HostState], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shutil.copytree(written[0], tmp_path / "checkpoints")
+    assert inspect_checkpoint(tmp_path, None, verify=True, export=None) == 0
+    assert "all are what was written" in capsys.readouterr().out
+    flipped(path / "5" / "params" / KERNEL / "0.0")
+    assert inspect_checkpoint(tmp_path, 5, verify=True, export=None) == 3
+    said = capsys.readouterr().out
+    assert re.search(rf"^params {KERNEL} +\[8, 8\] +float32 +256 B  \w{{12}} DAMAGED$", said, re.MULTILINE)
+    assert re.search(rf"^DAMAGED  params {KERNEL}: .*{path / '5' / 'params' / KERNEL}", said, re.MULTILINE)
+
+
+def test_the_newest_and_every_tenth_step_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20, 25):
+        (tmp_path / str(step)).mkdir()
+    (tmp_path / "30.orbax-checkpoint-tmp").mkdir()
+    folder = StepFolder(path=tmp_path, keep=2, keep_every=10)
+    folder.prune()
+    assert folder.steps() == [10, 20, 25]
+    folder.sweep()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["10", "20", "25"]
+    with pytest.raises(CheckpointError, match="there is no step 30"):
+        folder.existing(30)
 
 
 # -- saving --------------------------------------------------------------------------------------------------------
