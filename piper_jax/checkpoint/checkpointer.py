@@ -109,18 +109,22 @@ class Checkpointer:
     def save(self, train: Train, state: TrainState, *, data: Any = None, config: Any = None) -> int:
         """Copies the state to host memory, then writes it in the background, under the number of steps done.
 
-        An earlier save that has not ended is waited for first. A step that is there is not written again.
+        An earlier save that has not ended is waited for first. Where several processes run the plan, all of them save.
 
         Args:
           data: the state of the data pipeline.  config: of the run.  Both of what JSON has.
 
         Raises:
-          CheckpointError: the earlier save failed, or this one cannot begin.
+          CheckpointError: the earlier save failed, this one cannot begin, or the step is there.
         """
         self.wait()
         host = train.to_host(state)
         if host.step in self.steps():
-            return host.step
+            raise CheckpointError(
+                f"checkpoint {self.path}: step {host.step} is there already.",
+                help=f"save into another folder, or remove {self.folder.of(host.step)} first.",
+                step=host.step,
+            )
         contents = step_contents(host, data, config, _versions())
         if self._writer is None:
             self._writer = step_writer(self._committed.set)
@@ -159,6 +163,7 @@ class Checkpointer:
                 self._writer.wait_until_finished()
             except Exception as error:
                 raise self._failed(error) from error
+            self._committed.set()  # the callback is called in the first process alone
         return self.committed()
 
     def load(self, step: int | None = None, *, on_corrupt: OnCorrupt = "fail") -> Loaded:

@@ -13,6 +13,7 @@ from piper_jax.errors import CheckpointError
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 DELETED = ".deleted"
+DAMAGED = ".damaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,12 @@ class StepFolder:
         if not found:
             raise CheckpointError(f"checkpoint {self.path}: there are no steps.", help="give the folder of a run.")
         return [step] if step is not None else found[::-1]
+
+    def set_aside(self, step: int) -> Path:
+        """Gives a damaged step another name, so that it may be looked at, and saved again; that name."""
+        aside = self.path / f"{step}{DAMAGED}"
+        shutil.rmtree(aside, ignore_errors=True)
+        return self.of(step).rename(aside)
 
     def prune(self) -> None:
         """Deletes what need not be kept. A step is renamed first, so that no process finds half of one."""

@@ -44,7 +44,8 @@ class FiniteCheck:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        what = f"step {found.step}: loss {found.loss:g}, gradient norm {found.grad_norm:g}; it changed nothing"
+        changed = "was taken" if math.isfinite(found.grad_norm) else "changed nothing"
+        what = f"step {found.step}: loss {found.loss:g}, gradient norm {found.grad_norm:g}; it {changed}"
         place = self._place(found.step, state)
         if self._section.on_nonfinite == "skip" and self._in_a_row <= self._section.max_skipped:
             self._display.note(f"skipped  {what}. First in {place}")

@@ -41,6 +41,9 @@ def last_saved(config: Config, checkpoints: Checkpointer | None) -> Loaded | Non
     found = checkpoints.load(on_corrupt=config.checkpoint.on_corrupt)
     if not config.checkpoint.accept_changes:
         _check_same(config, found)
+    if jax.process_index() == 0:
+        for error in found.passed_over:
+            checkpoints.folder.set_aside(int(str(error.data["step"])))
     return found
 
 

@@ -19,8 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "data.max_bytes=100000", "model.arguments.num_layers=2", "model.arguments.dropout=0.1", "devices.num_virtual=2",
-    "strategy.data_parallel=1", "strategy.num_microbatches=2", "train.steps=8", "train.log_every=1",
-    "evaluation.every=4", "evaluation.num_batches=1", "checkpoint.every=2",
+    "strategy.data_parallel=1", "strategy.pipeline_parallel=1", "strategy.num_microbatches=1", "train.steps=8",
+    "train.log_every=1", "evaluation.every=4", "evaluation.num_batches=1", "checkpoint.every=2",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.needs_jax, pytest.mark.timeout(280)]
@@ -125,17 +125,18 @@ def test_a_signal_at_any_moment_leaves_the_step_that_was_done(
 def test_a_run_goes_on_under_another_strategy(
     undisturbed: dict[int, tuple[float, float]], cache: Path, tmp_path: Path
 ) -> None:
-    """One stage on two replicas of one microbatch: the slices, and with them the masks of dropout, are the same."""
+    """Two stages and one microbatch: the slice, and with it the masks of dropout, is the same."""
     folder = tmp_path / "run"
     train(folder, cache, fault(3, "step", "term"))
-    other = ("strategy.pipeline_parallel=1", "strategy.data_parallel=2", "strategy.zero_stage=3")
-    assert "resumed  from step 3" in train(folder, cache, *other, "strategy.num_microbatches=1")
+    assert "resumed  from step 3" in train(folder, cache, "strategy.pipeline_parallel=2")
     found = losses(folder)
     assert found.keys() == undisturbed.keys()
     assert all(found[step] == pytest.approx(values, rel=2e-5) for step, values in undisturbed.items())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.full)]
+)
 def test_a_second_signal_ends_the_run_at_once(cache: Path, tmp_path: Path, number: int, code: int) -> None:
     """The first one waits for the step, which never ends."""
     with running(tmp_path / "run", cache, fault(3, "step", "hang")) as process:
@@ -150,16 +151,33 @@ def test_a_second_signal_ends_the_run_at_once(cache: Path, tmp_path: Path, numbe
 
 # -- not finite ----------------------------------------------------------------------------------------------------
 def test_a_loss_that_is_not_finite_changes_nothing_and_is_located(cache: Path, tmp_path: Path) -> None:
+    stages = ("strategy.pipeline_parallel=2", "strategy.num_microbatches=2")
     folder, poison = tmp_path / "run", fault(3, "step", "nan")
-    said = train(folder, cache, poison, code=4)
+    said = train(folder, cache, poison, *stages, code=4)
     assert "NonFiniteError: step 3: loss nan, gradient norm nan; it changed nothing." in said
     assert "first in stage 1, microbatch 1: F[PP=1,MB=1] " in said
     assert steps(folder) == [2]
-    said = train(folder, cache, poison, "train.on_nonfinite=skip")
+    said = train(folder, cache, poison, *stages, "train.on_nonfinite=skip")
     assert "resumed  from step 2" in said
     assert "skipped  step 3: loss nan" in said
     found = losses(folder)
     assert all(abs(loss) < 10 for step, (loss, _) in found.items() if step != 3)
+
+
+# -- damage --------------------------------------------------------------------------------------------------------
+def test_a_damaged_newest_step_ends_the_run_or_is_passed_over(
+    undisturbed: dict[int, tuple[float, float]], cache: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    train(folder, cache, fault(4, "evaluation", "term"))
+    (folder / "checkpoints" / "4" / "params" / "embed.embedding" / "0.0").write_bytes(b"")
+    said = train(folder, cache, code=3)
+    assert "CheckpointError: checkpoint of step 4 is damaged: params embed.embedding." in said
+    said = train(folder, cache, "checkpoint.on_corrupt=previous")
+    assert "passed over  checkpoint of step 4 is damaged: params embed.embedding." in said
+    assert "resumed  from step 2" in said
+    assert steps(folder) == [4, 6, 8]
+    assert losses(folder) == undisturbed
 
 
 # -- saving --------------------------------------------------------------------------------------------------------

@@ -209,6 +209,8 @@ def test_the_newest_and_every_tenth_step_are_kept(tmp_path: Path) -> None:
     assert sorted(found.name for found in tmp_path.iterdir()) == ["10", "20", "25"]
     with pytest.raises(CheckpointError, match="there is no step 30"):
         folder.existing(30)
+    assert folder.set_aside(25).name == "25.damaged"
+    assert folder.steps() == [10, 20]
 
 
 # -- saving --------------------------------------------------------------------------------------------------------
