@@ -19,11 +19,13 @@ if TYPE_CHECKING:
         FilterError,
         PiperError,
         PlanError,
+        ProcessFault,
         RuntimeFault,
         TraceError,
     )
     from piper_jax.ir.filters import where
     from piper_jax.planning import Directive, Plan, Strategy, StrategyOptions, directive, load_plan, strategy
+    from piper_jax.processes.joining import join_processes
     from piper_jax.runtime import compile, parallelize
     from piper_jax.simulation import simulate
     from piper_jax.topology import Topology
@@ -51,6 +53,7 @@ _HOMES = {
         "FilterError",
         "PiperError",
         "PlanError",
+        "ProcessFault",
         "RuntimeFault",
         "TraceError",
     ),
@@ -67,6 +70,7 @@ _HOMES = {
         "mean_over_replicas",
         "trace",
     ),
+    "piper_jax.processes.joining": ("join_processes",),
     "piper_jax.runtime": ("compile", "parallelize"),
     "piper_jax.simulation": ("simulate",),
     "piper_jax.topology": ("Topology",),
@@ -89,6 +93,7 @@ __all__ = [
     "PiperError",
     "Plan",
     "PlanError",
+    "ProcessFault",
     "RuntimeFault",
     "Strategy",
     "StrategyOptions",
@@ -101,6 +106,7 @@ __all__ = [
     "directive",
     "draw",
     "expert_region",
+    "join_processes",
     "load_plan",
     "mean_over_replicas",
     "parallelize",

@@ -118,7 +118,9 @@ class Checkpointer:
           CheckpointError: the earlier save failed, this one cannot begin, or the step is there.
         """
         self.wait()
-        host = train.to_host(state)
+        host = train.to_host(state, only=0)
+        if jax.process_index():
+            return host.step  # the first process writes for all
         if host.step in self.steps():
             raise CheckpointError(
                 f"checkpoint {self.path}: step {host.step} is there already.",

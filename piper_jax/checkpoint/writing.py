@@ -54,10 +54,17 @@ def step_writer(on_commit: Callable[[], None]) -> ocp.AsyncCheckpointer:
       on_commit: called there once a step is in its place.
     """
     _silence()
-    arrays = {item: ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False) for item in ITEMS}
-    handler = ocp.CompositeCheckpointHandler(**arrays, manifest=ManifestHandler())
+    only = ocp.options.MultiprocessingOptions()
+    if jax.process_count() > 1:  # the first process has all in host memory and writes alone
+        only = ocp.options.MultiprocessingOptions(0, active_processes={0}, barrier_sync_key_prefix="piper")
+    plain = {"use_ocdbt": False, "use_zarr3": False, "multiprocessing_options": only}
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=only),
+        manifest=ManifestHandler(),
+        **{item: ocp.PyTreeCheckpointHandler(**plain) for item in ITEMS},
+    )
     options = ocp.options.AsyncOptions(post_finalization_callback=on_commit)
-    return ocp.AsyncCheckpointer(handler, async_options=options)
+    return ocp.AsyncCheckpointer(handler, async_options=options, multiprocessing_options=only)
 
 
 def step_contents(host: HostState, data: Any, config: Any, versions: Mapping[str, str]) -> ocp.args.Composite:

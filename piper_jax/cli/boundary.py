@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 
 from piper_jax.errors import CheckpointError, ConfigError, NonFiniteError, PiperError, ProcessFault
-from piper_jax.processes.ending import EXIT_PROCESSES
+from piper_jax.processes.coordination import coordination
+from piper_jax.processes.ending import EXIT_PROCESSES, leave
 
 EXIT_FAULT = 1
 EXIT_CONFIG = 2
 EXIT_CHECKPOINT = 3
 EXIT_NONFINITE = 4
 EXIT_INTERRUPTED = 130
+EXIT_CODES: Mapping[type[PiperError], int] = {
+    ConfigError: EXIT_CONFIG,
+    CheckpointError: EXIT_CHECKPOINT,
+    NonFiniteError: EXIT_NONFINITE,
+    ProcessFault: EXIT_PROCESSES,
+}
 
 
 def exit_code(command: Callable[[], int]) -> int:
@@ -23,22 +31,19 @@ def exit_code(command: Callable[[], int]) -> int:
     and keeps its traceback.
     """
     try:
-        return command()
-    except ConfigError as error:
-        return _said(error, EXIT_CONFIG)
-    except CheckpointError as error:
-        return _said(error, EXIT_CHECKPOINT)
-    except NonFiniteError as error:
-        return _said(error, EXIT_NONFINITE)
-    except ProcessFault as error:
-        return _said(error, EXIT_PROCESSES)
+        return leave(command())
     except PiperError as error:
-        return _said(error, EXIT_FAULT)
+        return leave(_said(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return leave(EXIT_INTERRUPTED)
+    except Exception:
+        if coordination() is not None:
+            traceback.print_exc()
+            leave(EXIT_FAULT)
+        raise
 
 
-def _said(error: PiperError, code: int) -> int:
+def _said(error: PiperError) -> int:
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    return code
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_FAULT)

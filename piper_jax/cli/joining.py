@@ -28,11 +28,9 @@ def joined(config: Config) -> Console:
     prepare_devices(config.devices, 1 if asked is None else asked.count)
     if asked is None:
         return Console()
-    from piper_jax.processes.coordination import coordination
-    from piper_jax.processes.joining import join
+    from piper_jax.processes.joining import join_processes
 
-    join(asked, config.processes.start_limit)
-    found = coordination()
+    found = join_processes(config.processes.start_limit)
     if found is None:
         return Console()
     found.agree(_facts(config), config.processes.start_limit)

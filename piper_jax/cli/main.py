@@ -108,14 +108,15 @@ def compile_command(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def launch(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Such as train configs/gpt_stdlib.yaml.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="train CONFIG, or my_script.py.")],
     processes: Annotated[int, typer.Option("-n", min=1, help="How many processes.")] = 2,
     port: Annotated[int | None, typer.Option(help="Of process 0; by default a free one.")] = None,
 ) -> None:
-    """Run a piper command in several processes of this machine: piper launch -n 4 -- train CONFIG."""
+    """Run a piper command or a Python script in several processes of this machine: launch -n 4 -- train CONFIG."""
     from piper_jax.processes.launching import Launcher
 
-    run = Launcher(command=[sys.executable, "-m", "piper_jax.cli", *command], count=processes, port=port).run
+    given = command if command[0].endswith(".py") else ["-m", "piper_jax", *command]
+    run = Launcher(command=[sys.executable, *given], count=processes, port=port).run
     raise typer.Exit(exit_code(run))
 
 

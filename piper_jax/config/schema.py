@@ -232,11 +232,13 @@ class FaultSection(Section):
         while saving after it.
       kind: ``kill``, ``term`` and ``int`` are signals; ``hang`` waits forever; ``disk_full`` lets the save fail, and
         ``nan`` makes the loss of the step's last microbatch NaN, whatever the moment.
+      process: of several, the one that it happens to; a batch and a disk are those of all, or of the first.
     """
 
     step: Annotated[int, Field(ge=0)]
     moment: FaultMoment = "step"
     kind: Literal["kill", "term", "int", "hang", "disk_full", "nan"]
+    process: Annotated[int, Field(ge=0)] = 0
 
 
 class Config(Section):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from piper_jax.errors import ProcessFault, counted
@@ -66,15 +66,26 @@ class Coordination:
             help="look at its output: it has failed, is stuck, or needs a longer limit.",
         )  # fmt: skip
 
+    def exchange(self, topic: str, value: str, seconds: float) -> dict[int, str]:
+        """What all processes leave under a topic, once all have.
+
+        Raises:
+          ProcessFault: as :meth:`meet`.
+        """
+        self.tell(topic, value)
+        self.meet(topic, seconds)
+        found = self.told(topic)
+        self.meet(f"{topic} read", seconds)  # process 0 may end after this, and the store with it
+        return found
+
     def agree(self, facts: Mapping[str, Any], seconds: float) -> None:
         """Checks that all processes have the same facts, such as versions.
 
         Raises:
           ProcessFault: names the facts that differ, and the processes.
         """
-        self.tell("facts", json.dumps(dict(facts), sort_keys=True))
-        self.meet("facts", seconds)
-        told = {process: json.loads(text) for process, text in sorted(self.told("facts").items())}
+        found = self.exchange("facts", json.dumps(dict(facts), sort_keys=True), seconds)
+        told = {process: json.loads(text) for process, text in sorted(found.items())}
         differing = [
             f"{name}: " + ", ".join(f"{found.get(name)} in process {process}" for process, found in told.items())
             for name in facts
@@ -88,10 +99,15 @@ class Coordination:
             )
 
 
-@lru_cache(maxsize=1)
-def coordination() -> Coordination | None:
-    """This process among the others; None where it is alone. The only part here that imports JAX."""
-    from piper_jax import _jax_compat
+_JOINED: list[Coordination] = []
 
-    found = _jax_compat.coordination_client()
-    return None if found is None else Coordination(process=found[0], count=found[1], _client=found[2])
+
+def coordination() -> Coordination | None:
+    """This process among the others; None where it is alone. Imports no JAX where nothing has."""
+    if not _JOINED and "jax" in sys.modules:
+        from piper_jax import _jax_compat
+
+        found = _jax_compat.coordination_client()
+        if found is not None:
+            _JOINED.append(Coordination(process=found[0], count=found[1], _client=found[2]))
+    return _JOINED[0] if _JOINED else None

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import NoReturn
 
 from piper_jax.errors import PiperError
+from piper_jax.processes.coordination import coordination
 
 EXIT_PROCESSES = 5
+LAST_SECONDS = 1.0
+
+
+def leave(code: int) -> int:
+    """The exit code of this process. One of several that has failed leaves at once: JAX would wait for the others,
+    which wait for it. Process 0 leaves a little later, so that others that fail as well can say why themselves."""
+    several = coordination()
+    if code and several is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(LAST_SECONDS if several.process == 0 else 0.0)
+        os._exit(code)
+    return code
 
 
 def end_at_once(fault: PiperError) -> NoReturn:

@@ -6,8 +6,30 @@ import jax
 
 from piper_jax import _jax_compat
 from piper_jax.errors import ProcessFault
+from piper_jax.processes.coordination import Coordination, coordination
 from piper_jax.processes.ending import end_at_once
-from piper_jax.processes.requested import Requested
+from piper_jax.processes.requested import Requested, requested
+
+
+def join_processes(start_limit: float = 300.0) -> Coordination | None:
+    """Joins other processes where the environment asks for several; does nothing where this one is alone.
+
+    To be called before JAX has devices. What asks is ``piper launch``, the variables JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID, or a cluster that JAX knows (Slurm, Open MPI, TPU pods, Kubernetes).
+
+    Args:
+      start_limit: seconds in which all processes must have come.
+
+    Returns:
+      This process among the others, with its number and their count; None where it is alone.
+
+    Raises:
+      ProcessFault: the others have not come.  ConfigError: some of the variables are missing.
+    """
+    asked = requested()
+    if asked is not None:
+        join(asked, start_limit)
+    return coordination()
 
 
 def join(asked: Requested, start_limit: float) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from piper_jax.errors import PiperError, ProcessFault
@@ -67,6 +69,30 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
+
+    @contextmanager
+    def naming_the_lost(self, *errors: type[Exception]) -> Iterator[None]:
+        """Around what other processes take part in: where it fails because one of them is lost, that one is named.
+
+        Args:
+          errors: what the failure is raised as.
+
+        Raises:
+          ProcessFault: none turned out to be lost within ``lost_limit``.
+        """
+        try:
+            yield
+        except errors as error:
+            if self.coordination is None:
+                raise
+            first = (str(error).splitlines() or [""])[0]
+            print(f"process {self.coordination.process}: a program failed: {first}", file=sys.stderr, flush=True)
+            self._stopped.wait(self.lost_limit + 3 * self.interval)
+            raise ProcessFault(
+                f"process {self.coordination.process}: a program that other processes take part in failed.",
+                detail=[first],
+                help="look at the output of the others; start all again: the run goes on from its last checkpoint.",
+            ) from None
 
     def _watch(self) -> None:
         while not self._stopped.wait(self.interval):

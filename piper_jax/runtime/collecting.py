@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,36 +28,42 @@ def collected(context: Context, registers: Mapping[Key, jax.Array], keys: Sequen
     sharding = SingleDeviceSharding(device)
     if context.process is None:
         return jax.device_put([registers[k] for k in keys], sharding)
+    data = zip(keys, collected_data(context, registers, keys), strict=True)
+    return [jax.device_put(_from_words(context, key, whole), sharding) for key, whole in data]
+
+
+def collected_data(
+    context: Context, registers: Mapping[Key, jax.Array], keys: Sequence[Key]
+) -> Iterator[np.ndarray[Any, Any]]:
+    """The same in host memory, one after another; of random keys their data."""
     jax.block_until_ready(list(registers.values()))
-    arrays = []
     for several in _messages(context, keys):
         own = [_own_part(context, registers, key) for key in several]
         words = np.concatenate([part.reshape(-1).view(np.uint8) for part in own])
-        # Each element comes from one process, the others give zeros: as bytes, their sum is exact for any dtype.
-        found = np.asarray(multihost_utils.broadcast_one_to_all(words, is_source=True))
+        # Sizes are few, because each is a program. Each element comes from one process, the others give zeros: as
+        # bytes, their sum is exact for any dtype.
+        padded = np.zeros(1 << max(len(words) - 1, 1).bit_length(), np.uint8)
+        padded[: len(words)] = words
+        found = np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source=True))
         start = 0
-        for key, part in zip(several, own, strict=True):
-            whole = np.frombuffer(found[start : start + part.nbytes].tobytes(), part.dtype).reshape(part.shape)
+        for part in own:
+            yield np.frombuffer(found[start : start + part.nbytes].tobytes(), part.dtype).reshape(part.shape)
             start += part.nbytes
-            arrays.append(jax.device_put(_from_words(context, key, whole), sharding))
-    return arrays
 
 
-def _messages(context: Context, keys: Sequence[Key]) -> Iterable[list[Key]]:
+def _messages(context: Context, keys: Sequence[Key]) -> Iterator[list[Key]]:
     """The keys in lists of about the size of one message."""
     message, size = [], 0
     for key in keys:
         message.append(key)
-        size += math.prod(_shape(context, key)) * max(local_spec(context, key).dtype.itemsize, 4)
+        spec = local_spec(context, key)
+        each = 4 if _is_random(spec.dtype) else spec.dtype.itemsize
+        size += math.prod(context.register_shape(key, spec.shape)) * each
         if size > MESSAGE_BYTES:
             yield message
             message, size = [], 0
     if message:
         yield message
-
-
-def _shape(context: Context, key: Key) -> tuple[int, ...]:
-    return context.register_shape(key, local_spec(context, key).shape)
 
 
 def _own_part(context: Context, registers: Mapping[Key, jax.Array], key: Key) -> np.ndarray[Any, Any]:

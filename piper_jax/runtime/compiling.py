@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 
 from piper_jax.arguments import checked, shown
 from piper_jax.device_map import DeviceMap
 from piper_jax.errors import PlanError, RuntimeFault, TraceError, counted
+from piper_jax.hints import From
 from piper_jax.planning import Plan, Strategy, Unbound
 from piper_jax.runtime.training import Train
 from piper_jax.tracing.tracer import trace
 
 
 @checked(RuntimeFault)
-def compile(plan: Plan, devices: DeviceMap | Sequence[Any] | None = None) -> Train:
+def compile(
+    plan: Plan, devices: DeviceMap | Sequence[Any] | None = None, *, compile_limit: Annotated[float, From(0)] = 1800.0
+) -> Train:
     """Lowers and compiles a plan; the first step compiles for its batch size, nothing else does.
 
     Args:
       plan: placed and ordered; it is completed and checked here.
       devices: a map of the plan's logical devices; or physical devices, indexed by logical id. By default the best map
         onto ``jax.devices()``.
+      compile_limit: where several processes run the plan, seconds that each waits until all have compiled.
 
     Raises:
       PlanError: a rule is broken, the plan holds something that is not lowered, or a group is no slice of a TPU.
@@ -36,7 +40,7 @@ def compile(plan: Plan, devices: DeviceMap | Sequence[Any] | None = None) -> Tra
     device_map = _device_map(plan, devices)
     device_map.require_slices()
     _require_all_processes(device_map)
-    train = Train(plan=plan, devices=device_map.placed, device_map=device_map)
+    train = Train(plan=plan, devices=device_map.placed, device_map=device_map, compile_limit=compile_limit)
     train._compiled("step", plan.source.batch.size)
     return train
 

@@ -58,21 +58,28 @@ def leaf_specs(source: Source) -> dict[str, dict[KeyPath, LeafSpec]]:
     return {"params": params, "opt_state": dict(zip(optimizer.keys, found, strict=True))}
 
 
-def to_host(layout: StateLayout, state: TrainState) -> HostState:
-    """Copies a state to host memory, bit for bit."""
-    source, call = layout.context.source, "to_host"
+def to_host(layout: StateLayout, state: TrainState, only: int | None = None) -> HostState:
+    """Copies a state to host memory, bit for bit.
+
+    Args:
+      only: the process that gets it; the others get no leaves.
+    """
+    source, call, process = layout.context.source, "to_host", layout.context.process
+    wanted = only is None or process is None or process == only
     specs = leaf_specs(source)
 
     def leaves(kind: str, count: int) -> list[np.ndarray]:
-        return layout.on_host(state, kind, count, call)
+        return layout.on_host(state, kind, count, call, wanted=wanted or kind == "step")
 
-    params = join_all(leaves("state", len(source.state.leaves)), source.state.leaf_divisions)
+    params = leaves("state", len(source.state.leaves))
+    params = join_all(params, source.state.leaf_divisions) if wanted else []
     opt_state: Sequence[Any] = ()
     if source.optimizer is not None:
-        opt_state = join_all(leaves("optimizer", len(source.optimizer.leaf_specs)), source.optimizer.divisions)
+        opt_state = leaves("optimizer", len(source.optimizer.leaf_specs))
+        opt_state = join_all(opt_state, source.optimizer.divisions) if wanted else []
     return HostState(
-        params={k: np.asarray(v) for k, v in zip(specs["params"], params, strict=True)},
-        opt_state={k: np.asarray(v) for k, v in zip(specs["opt_state"], opt_state, strict=True)},
+        params={k: np.asarray(v) for k, v in zip(specs["params"], params, strict=wanted)},
+        opt_state={k: np.asarray(v) for k, v in zip(specs["opt_state"], opt_state, strict=wanted)},
         specs=specs,
         random_key=leaves("key", 1)[0],
         step=int(leaves("step", 1)[0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from piper_jax.ir.fusion import programs
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.executable import Lowering
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
+from piper_jax.processes.coordination import coordination
 from piper_jax.runtime.node_run import Alone
+
+SEARCH_LIMIT = 600.0
+"""Seconds in which all processes must have run their nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +62,14 @@ def first_nonfinite(
       given: state, batch, constants, and what else programs read.
     """
     context, alone, registers = lowering.context, Alone(lowering), dict(given)
+    first: NonFinite | None = None
     for key, array in registers.items():
         if key.kind.removesuffix("_shard") in ("state", "batch", "shared") and not _is_finite(array):
-            mb = f" of microbatch {int(_finite_rows(array).argmin())}" if key.kind == "batch" else ""
-            return NonFinite(what=_name(context, key) + mb)
+            mb = f" of microbatch {_bad_microbatch(array)}" if key.kind == "batch" else ""
+            first = first or NonFinite(what=_name(context, key) + mb)
     for instruction in instructions:
+        if first is not None and context.process is None:
+            return first  # of several processes each goes on, because others need what it sends
         nodes = instruction.nodes if instruction.role == "compute" else (None,)
         for node in nodes:
             single = instruction if node is None else alone.alone(node, with_sums=True)
@@ -74,8 +83,25 @@ def first_nonfinite(
             if bad:
                 op = context.dag.ops.get(node.op)
                 path, source = (op.path, op.source) if op else ("", "")
-                return NonFinite(what=_name(context, min(bad, key=_rank)), node=node, path=path, source=source)
-    return None
+                first = first or NonFinite(
+                    what=_name(context, min(bad, key=_rank)), node=node, path=path, source=source
+                )
+    return first if context.process is None else _first_of_all(context, first)
+
+
+def _first_of_all(context: Context, found: NonFinite | None) -> NonFinite | None:
+    """What comes first in the plan's order among what all processes found."""
+    several = coordination()
+    assert several is not None
+    order = {node: n for n, slot in enumerate(programs(context.dag)) for node in slot.nodes}
+    place = -1 if found is None or found.node is None else order[found.node]
+    words = None if found is None else [found.what, found.node, found.path, found.source]
+    told = several.exchange("not finite", json.dumps([place, words]), SEARCH_LIMIT)
+    known = [(n, words) for n, words in map(json.loads, told.values()) if words is not None]
+    if not known:
+        return None
+    what, node, path, source = min(known, key=lambda one: one[0])[1]
+    return NonFinite(what=what, node=None if node is None else NodeId(*node), path=path, source=source)
 
 
 def _rank(key: Key) -> int:
@@ -86,13 +112,20 @@ def _rank(key: Key) -> int:
 
 
 def _is_finite(array: Any) -> bool:
-    return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
+    """Whether all of an array that this process has is finite."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return True
+    parts = [array] if array.is_fully_addressable else [shard.data for shard in array.addressable_shards]
+    return all(bool(jnp.isfinite(part).all()) for part in parts)
 
 
-def _finite_rows(array: Any) -> np.ndarray:
-    """Of an array ``[microbatches, ...]``, which of them are finite."""
-    found = np.asarray(jnp.isfinite(array))
-    return found.reshape(len(found), -1).all(axis=1)
+def _bad_microbatch(array: Any) -> int:
+    """Of an array ``[microbatches, ...]``, the first that is not finite in what this process has of it."""
+    bad = np.zeros(array.shape[0], bool)
+    for shard in array.addressable_shards:
+        found = ~np.isfinite(np.asarray(shard.data))
+        bad[shard.index[0]] |= found.reshape(len(found), -1).any(axis=1)
+    return int(bad.argmax())
 
 
 def _name(context: Context, key: Key) -> str:

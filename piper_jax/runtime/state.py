@@ -18,7 +18,7 @@ from piper_jax.lowering.placing import placed
 from piper_jax.lowering.shards import from_rows, to_rows
 from piper_jax.lowering.slots import local_spec
 from piper_jax.lowering.updates import GroupUpdate
-from piper_jax.runtime.collecting import collected
+from piper_jax.runtime.collecting import collected, collected_data
 
 
 @jax.tree_util.register_dataclass
@@ -129,10 +129,13 @@ class StateLayout:
         found = iter(collected(self.context, registers, [k for keys in parts for k in keys], device))
         return [self._together(keys, [next(found) for _ in keys]) for keys in parts]
 
-    def on_host(self, state: TrainState, kind: str, count: int, call: str) -> list[np.ndarray]:
+    def on_host(self, state: TrainState, kind: str, count: int, call: str, *, wanted: bool = True) -> list[np.ndarray]:
         """A copy in host memory of each logical leaf of a kind; of random keys their data.
 
         Where several processes run the plan, all of them must ask for the same.
+
+        Args:
+          wanted: False in a process that only helps the others; it gets empty arrays.
         """
         registers = self.registers(state, call)
         held = {key.item or 0: key for key in reversed(self.all_keys) if key.kind.removesuffix("_shard") == kind}
@@ -142,9 +145,10 @@ class StateLayout:
             for array in data.values():
                 array.copy_to_host_async()
             return [self._whole_on_host(keys, [data[k] for k in keys]) for keys in parts]
-        own = jax.local_devices()[0]
-        collect = lambda keys: map(_raw, collected(self.context, registers, keys, own))  # noqa: E731
-        return [self._whole_on_host(keys, list(collect(keys))) for keys in parts]
+        found = collected_data(self.context, registers, [k for keys in parts for k in keys])
+        if not wanted:
+            return [np.empty(0) for _ in found][:count]
+        return [self._whole_on_host(keys, [next(found) for _ in keys]) for keys in parts]
 
     def _whole_on_host(self, parts: Sequence[Key], arrays: Sequence[jax.Array]) -> np.ndarray:
         if not parts[0].kind.endswith("_shard"):

@@ -19,6 +19,7 @@ from piper_jax.ir.node_names import node_named
 from piper_jax.lowering.executable import Lowering, lower
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.placing import placed
 from piper_jax.lowering.preparing import lowering_context
 from piper_jax.lowering.programs import Compiler
 from piper_jax.planning import Plan
@@ -128,10 +129,10 @@ class Train:
         self._need_optimizer("with_params_of")
         return parameters_kept_as(self._state_layout, state, name)
 
-    def to_host(self, state: TrainState) -> HostState:
+    def to_host(self, state: TrainState, only: Annotated[int, From(0)] | None = None) -> HostState:
         """Whole leaves in host memory, as the model and the optimizer have them, for checkpoints; changes nothing."""
         self._excess.check(wait=True)
-        return to_host(self._state_layout, state)
+        return to_host(self._state_layout, state, only)
 
     def from_host(self, found: HostState) -> TrainState:
         """A state with the values that ``to_host`` gave, of this plan or any other of the same model and optimizer."""
@@ -230,7 +231,8 @@ class Train:
         lowering, _ = self._lower(ready.context.batch_size, training=True)
         held = self._registers(ready, state, "first_nonfinite")
         if step is not None:
-            held |= {k: jax.device_put(np.int32(step), a.sharding) for k, a in held.items() if k.kind == "step"}
+            clocks = {k: a.sharding for k, a in held.items() if k.kind == "step"}
+            held |= zip(clocks, placed([np.int32(step)] * len(clocks), list(clocks.values())), strict=True)
         given = {**held, **ready.constants, **ready.placed(values), **self._fresh(ready)}
         return first_nonfinite(lowering, ready.executor.instructions, given)
 
@@ -283,13 +285,11 @@ class Train:
         return self._compiled("step", batch_size or self._source.batch.size).rows()
 
     @property
-    def position(self) -> str:
-        """What is being dispatched, such as ``F[PP=1,MB=0]``, or what was dispatched last; for watchdogs."""
+    def position(self) -> str | None:
+        """What is being dispatched, such as ``compute F[PP=1,MB=0]``, for watchdogs; None between steps."""
         executor = self._running
-        if executor is None:
-            return "nothing dispatched"
-        if executor.at is None:
-            return "all dispatched"
+        if executor is None or executor.at is None:
+            return None
         instruction = executor.instructions[executor.at]
         return f"{instruction.role} {instruction.nodes[0] if instruction.nodes else instruction.label}"
 

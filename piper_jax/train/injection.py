@@ -34,7 +34,8 @@ class Faults:
 
     def reach(self, step: int, moment: FaultMoment) -> None:
         """To be called at each moment, with the step that is being made or was made last."""
-        for section in [s for s in self._left if (s.step, s.moment) == (step, moment)]:
+        here = [s for s in self._left if s.process == jax.process_index()]
+        for section in [s for s in here if (s.step, s.moment) == (step, moment)]:
             if section.kind in SIGNALS:
                 self._left.remove(section)
                 os.kill(os.getpid(), SIGNALS[section.kind])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from jax.errors import JaxRuntimeError
 
 import piper_jax as piper
 from piper_jax.checkpoint import Loaded
@@ -18,7 +20,7 @@ from piper_jax.data.batches import NO_TARGET, num_targets
 from piper_jax.data.corpus import unigram_entropy
 from piper_jax.optimizers import AVERAGE, OBSERVED
 from piper_jax.processes.coordination import coordination
-from piper_jax.processes.stopping import StopAgreement
+from piper_jax.processes.watchdog import Position, Watchdog
 from piper_jax.recording import Recorder, RunFolder
 from piper_jax.train.finiteness import FiniteCheck
 from piper_jax.train.following import Follower
@@ -53,17 +55,21 @@ def run_job(
     display.note(f"mfu    {utilization}")
     recorder.say(0, {"plan": str(job.strategy), "mfu": str(utilization)})
     display.compiling()
-    started, faults = time.perf_counter(), Faults(job.config.faults)
-    with stop.interruptible():
-        faults.reach(0 if saved is None else saved.step, "compile")
-        train = piper.compile(plan, devices=job.device_map(plan))
+    started, faults, limits = time.perf_counter(), Faults(job.config.faults), job.config.processes
+    step, others = 0 if saved is None else saved.step, coordination()
+    stop.agree_with(others)
+    watch = partial(Watchdog, coordination=others, lost_limit=limits.lost_limit)
+    compiling = Position(step=step, what="compiling")
+    with watch(position=lambda: compiling, step_limit=limits.compile_limit), stop.interruptible():
+        faults.reach(step, "compile")
+        train = piper.compile(plan, devices=job.device_map(plan), compile_limit=limits.compile_limit)
         state = train.init(job.parameters(), job.config.train.seed) if saved is None else saved.placed(train)
-    stop.agreement = StopAgreement(coordination())
     loop = Loop(
         job, train, data, display, folder, recorder, stop, faults=faults, utilization=utilization, state=state,
         first=saved,
     )  # fmt: skip
-    return loop.run(started)
+    with watch(position=loop.position, step_limit=limits.step_limit) as dog, dog.naming_the_lost(JaxRuntimeError):
+        return loop.run(started)
 
 
 class Loop:
@@ -80,8 +86,8 @@ class Loop:
         config = job.config
         self._job, self._train, self._config, self._stop, self._faults = job, train, config, stop, faults
         self._display, self._recorder, self._unit = display, recorder, data.tokenizer.unit
-        self._batches, self._held_out = data.training(), data.held_out_batches()
-        self.state, self.step = state, 0
+        self._batches, self._held_out = data.training(train.rows()), data.held_out_batches()
+        self.state, self.step, self._doing = state, 0, "data"
         if first is not None:
             self.step = first.step
             self._batches.restore(first.manifest.data)
@@ -96,6 +102,11 @@ class Loop:
             config, checkpointer(config, folder), train=train, display=display, recorder=recorder, faults=faults,
             saved=self.step,
         )  # fmt: skip
+
+    def position(self) -> Position:
+        """Where the run is, for the watchdog: the node that is being dispatched, or what else it does."""
+        at = self._train.position
+        return Position(step=self.step + 1, what=self._doing if at is None else at)
 
     def run(self, started: float) -> Summary:
         """All steps that are left.
@@ -134,7 +145,7 @@ class Loop:
 
     # -- parts of a step --------------------------------------------------------------------------------
     def _make_step(self) -> None:
-        step = self.step + 1
+        step, self._doing = self.step + 1, "data"
         with self._stop.interruptible():
             self._faults.reach(step, "data")
             batch = self._faults.batch(step, next(self._batches))
@@ -142,6 +153,7 @@ class Loop:
             self._catch_up()
             with self._follower.paused():
                 self._window.open(step, self.state, batch)
+        self._doing = "waiting for the step before"
         self.state, metrics = self._train.step(self.state, batch)
         self.step, self.data_state = step, self._batches.state()
         self._finite.dispatched(step, batch)
@@ -155,6 +167,7 @@ class Loop:
         if self._saver.due(step):
             self._catch_up()
             with self._follower.paused():
+                self._doing = "saving"
                 self._saver.begin(step, self.state, self.data_state)
                 self._faults.reach(step, "save")
         self._saver.look()
@@ -171,7 +184,7 @@ class Loop:
 
     def _evaluate(self) -> float:
         """Mean loss over the targets of the held-out batches, in nats."""
-        train, use_ema = self._train, self._config.evaluation.use_ema
+        train, use_ema, self._doing = self._train, self._config.evaluation.use_ema, "evaluation"
         with self._stop.interruptible():
             self._faults.reach(self.step, "evaluation")
             state = train.with_params_of(self.state, AVERAGE) if use_ema else self.state

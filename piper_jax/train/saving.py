@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+
 import piper_jax as piper
 from piper_jax.checkpoint import Checkpointer
 from piper_jax.config import Config
@@ -28,7 +30,8 @@ class Saver:
         recorder: Recorder, faults: Faults, saved: int,
     ):  # fmt: skip
         self._config, self._checkpoints, self._train = config, checkpoints, train
-        self._display, self._recorder, self._faults, self._saved = display, recorder, faults, saved
+        self._display, self._recorder, self._faults = display, recorder, faults
+        self._saved = self._begun = saved
 
     def due(self, step: int) -> bool:
         """Whether a step is one that is saved after it."""
@@ -37,13 +40,14 @@ class Saver:
 
     def begin(self, step: int, state: Any, data: Any) -> None:
         """Copies the state and goes on writing in the background; a failed save before it is reported first."""
-        if self._checkpoints is None or step == self._saved:
+        if self._checkpoints is None or self._is_there(step):
             return
         self._recorder.flush()
         with self._policy():
             self._say(self._checkpoints.wait())
-        if step == self._saved:
+        if self._is_there(step):
             return
+        self._begun = step
         with self._policy(), self._faults.around_save(step):
             self._checkpoints.save(self._train, state, data=data, config=self._config.model_dump(mode="json"))
             if self._faults.fills_disk(step):
@@ -61,6 +65,11 @@ class Saver:
         if self._checkpoints is not None:
             with self._policy():
                 self._say(self._checkpoints.wait())
+
+    def _is_there(self, step: int) -> bool:
+        """Whether nothing is left to do for a step. All of several processes must say the same, and only the first
+        knows what was committed."""
+        return step == (self._saved if jax.process_count() == 1 else self._begun)
 
     def _say(self, step: int | None) -> None:
         if step is not None and self._checkpoints is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from piper_jax.processes.coordination import Coordination
 from piper_jax.processes.stopping import StopAgreement
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -21,7 +22,8 @@ class Stopped(BaseException):
 class StopSignal:
     """Catches the signals between ``with`` and its end; only in the main thread.
 
-    A thread of its own hears every signal, also while the main thread compiles and runs no Python.
+    A thread of its own hears every signal, also while the main thread compiles and runs no Python. Of several processes
+    none may leave the others in the middle of anything: there a signal is heeded between two steps, the same in all.
 
     Attributes:
       requested: the signal that came, if one did.
@@ -30,7 +32,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
-        self.agreement = StopAgreement(None)
+        self._agreement = StopAgreement(None)
         self._interruptible = False
         self._before: dict[signal.Signals, object] = {}
 
@@ -50,10 +52,14 @@ class StopSignal:
         os.close(self._writes)
         self._listener.join()
 
+    def agree_with(self, others: Coordination | None) -> None:
+        """From now on this is one of several processes."""
+        self._agreement = StopAgreement(others)
+
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """Around what may be left at any moment: a signal, also an earlier one, raises :class:`Stopped` in it."""
-        self._interruptible = self.agreement.coordination is None
+        self._interruptible = self._agreement.coordination is None
         try:
             if self._interruptible and self.requested is not None:
                 raise Stopped
@@ -61,9 +67,13 @@ class StopSignal:
         finally:
             self._interruptible = False
 
-    def check(self, step: int) -> None:
-        """Raises :class:`Stopped` if the run is to stop after the steps that are done; to be called before each."""
-        if self.agreement.is_over(step, self.requested is not None):
+    def check(self, done: int) -> None:
+        """Raises :class:`Stopped` if a signal came, to whichever process.
+
+        Args:
+          done: steps begun so far; of the last of them but one, the results have been read.
+        """
+        if self._agreement.is_over(done, self.requested is not None):
             raise Stopped
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
