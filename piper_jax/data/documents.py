@@ -105,8 +105,8 @@ class PackedDocuments:
         self.unfinished = deque(self._again(position, offset) for position, offset in state["unfinished"])
 
     def _taken_up(self) -> Unfinished:
-        """The next document that has any text."""
-        for _ in range(self.num_records):
+        """The next document that has any text: among so many records there is a whole epoch."""
+        for _ in range(2 * self.num_records - 1):
             if self._stream is None:
                 self._stream = self.documents.since(self.position)
             found = next(self._stream)

@@ -165,6 +165,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_is_located(cache: Path, t
 
 
 # -- damage --------------------------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_a_damaged_newest_step_ends_the_run_or_is_passed_over(
     undisturbed: dict[int, tuple[float, float]], cache: Path, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_damaged_newest_step_ends_the_run_or_is_passed_over(
 
 
 # -- saving --------------------------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_a_full_disk_ends_the_run_or_is_borne(
     undisturbed: dict[int, tuple[float, float]], cache: Path, tmp_path: Path
 ) -> None:

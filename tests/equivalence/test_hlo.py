@@ -156,7 +156,7 @@ def adafactor() -> optax.GradientTransformation:
 @pytest.mark.parametrize(
     ("tied", "optimizer", "chosen"),
     [
-        pytest.param(True, adamw, zero(1, bucket_bytes=10**6), id="ZeRO-1"),
+        pytest.param(True, adamw, zero(1, bucket_bytes=10**6), id="ZeRO-1", marks=pytest.mark.full),
         pytest.param(True, adafactor, zero(2, "ZBH1", microbatches=3), id="ZeRO-2", marks=pytest.mark.full),
         pytest.param(True, momentum, zero(3, communication_overlap=True, microbatches=3), id="ZeRO-3"),
         pytest.param(

@@ -53,6 +53,7 @@ def test_by_path_and_tied(tied: Problem, schedule: str, degrees: dict[str, int])
         assert shards.count(whole["layers.0.up.kernel"] // 2) >= 2 * len(train.plan.dag.ops)
 
 
+@pytest.mark.full
 def test_experts_too() -> None:
     found = mixture({"num_layers": 1})
     dims = {"*.experts.gate": 2, "*.experts.up": 2, "*.experts.down": 1}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from piper_jax.data.documents import PackedDocuments, held_out_documents
@@ -70,6 +70,7 @@ def test_documents_lie_side_by_side():
 
 
 @settings(deadline=None, max_examples=150)
+@example(lengths=[1, 0], sizes=[(1, 1)], drawn=3)
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any),
     sizes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4),
