@@ -41,7 +41,7 @@ def compile(
     device_map.require_slices()
     _require_all_processes(device_map)
     train = Train(plan=plan, devices=device_map.placed, device_map=device_map, compile_limit=compile_limit)
-    train._compiled("step", plan.source.batch.size)
+    train.instructions()
     return train
 
 

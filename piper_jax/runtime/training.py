@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 import jax
@@ -16,17 +17,16 @@ from piper_jax.hints import From
 from piper_jax.ir.filters import Filter
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.node_names import node_named
-from piper_jax.lowering.executable import Lowering, lower
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.placing import placed
-from piper_jax.lowering.preparing import lowering_context
 from piper_jax.lowering.programs import Compiler
 from piper_jax.planning import Plan
-from piper_jax.runtime.barrier import meet_compiled
+from piper_jax.runtime.batch_size import checked_batch_size
 from piper_jax.runtime.bisection import Bisection, Difference
 from piper_jax.runtime.collecting import collected
 from piper_jax.runtime.excess import ExcessRows
+from piper_jax.runtime.executables import Executables, Mode
 from piper_jax.runtime.executor import Executor
 from piper_jax.runtime.following import follow
 from piper_jax.runtime.host_state import HostState, from_host, to_host
@@ -34,8 +34,8 @@ from piper_jax.runtime.node_run import NodeRun, run_alone
 from piper_jax.runtime.nonfinite import NonFinite, first_nonfinite
 from piper_jax.runtime.optimizer_state import parameters_kept_as, single_numbers
 from piper_jax.runtime.profiling import profile
-from piper_jax.runtime.ready import Ready, accumulator_keys, accumulators, first_gradients, prepare, tokens
-from piper_jax.runtime.state import StateLayout, TrainState, state_layout
+from piper_jax.runtime.ready import Ready, accumulators, first_gradients, tokens
+from piper_jax.runtime.state import StateLayout, TrainState
 from piper_jax.runtime.timing import measure, record
 from piper_jax.simulation import MeasuredCosts, Report, measured_report
 from piper_jax.tracing.source import Source
@@ -59,10 +59,6 @@ class Train:
     compiler: Compiler = field(default_factory=Compiler)
     compile_limit: float = 1800.0
     _base: Train | None = None
-    _layout: StateLayout | None = None
-    _lowered: dict[tuple[int, bool], Lowering] = field(default_factory=dict)
-    _instructions: dict[tuple[int, bool], list[Instruction]] = field(default_factory=dict)
-    _ready: dict[tuple[str, int], Ready] = field(default_factory=dict)
     _other: dict[Any, Train] = field(default_factory=dict)
     _accumulators: dict[Key, jax.Array] = field(default_factory=dict)
     _tokens: dict[Key, jax.Array] = field(default_factory=dict)
@@ -92,7 +88,7 @@ class Train:
         """The parameters in the model's own layout (a pytree, or a module), as plain arrays on the first device."""
         self._excess.check(wait=True)
         source = self._source
-        leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self._device, "params")
+        leaves = self._state_layout.leaves(state, "state", len(source.state.leaves), self._executables.device, "params")
         return source.state.build(leaves)
 
     @checked(RuntimeFault, apart=("state",))
@@ -100,7 +96,9 @@ class Train:
         """The optax state in its own structure, as plain arrays on the first device."""
         self._excess.check(wait=True)
         optimizer = self._need_optimizer("opt_state")
-        leaves = self._state_layout.leaves(state, "optimizer", len(optimizer.leaf_specs), self._device, "opt_state")
+        leaves = self._state_layout.leaves(
+            state, "optimizer", len(optimizer.leaf_specs), self._executables.device, "opt_state"
+        )
         return optimizer.build(leaves)
 
     @checked(RuntimeFault, apart=("state",))
@@ -155,7 +153,7 @@ class Train:
         """The gradients of one step in the layout of the trainable parameters, on the first device; changes nothing."""
         ready, results = self._run("gradients", state, batch)
         self._excess.check(wait=True)
-        gradients = collected(ready.context, results, first_gradients(ready.context), self._device)
+        gradients = collected(ready.context, results, first_gradients(ready.context), self._executables.device)
         return self._source.state.trainable_tree(gradients)
 
     @checked(RuntimeFault, apart=("state",))
@@ -216,7 +214,7 @@ class Train:
         self._need_one_process("run_node")
         name = node_named(self.plan.complete(), node)
         ready, values = self._for_batch("gradients", batch, "run_node")
-        lowering, _ = self._lower(ready.context.batch_size, training=True)
+        lowering = self._executables.lowering(ready.context.batch_size, training=True)
         held = self._registers(ready, state, "run_node")
         given = {**held, **ready.constants, **ready.placed(values), **tokens(ready.context)}
         return run_alone(lowering, ready.executor.instructions, given, name)
@@ -228,7 +226,7 @@ class Train:
           step: steps done before, which random keys depend on; None: as the state has it.
         """
         ready, values = self._for_batch("gradients", batch, "first_nonfinite")
-        lowering, _ = self._lower(ready.context.batch_size, training=True)
+        lowering = self._executables.lowering(ready.context.batch_size, training=True)
         held = self._registers(ready, state, "first_nonfinite")
         if step is not None:
             clocks = {k: a.sharding for k, a in held.items() if k.kind == "step"}
@@ -282,7 +280,7 @@ class Train:
 
         Where several processes run the plan, each can load its own; in one process it is all of them.
         """
-        return self._compiled("step", batch_size or self._source.batch.size).rows()
+        return self._executables.ready("step", batch_size or self._source.batch.size).rows()
 
     @property
     def position(self) -> str | None:
@@ -298,7 +296,7 @@ class Train:
     def instructions(self, batch_size: Annotated[int, From(1)] | None = None) -> tuple[Instruction, ...]:
         """What one training step dispatches, in order; compiles it if it has not run yet."""
         size = batch_size or self._source.batch.size
-        return self._compiled("step", size).executor.instructions
+        return self._executables.ready("step", size).executor.instructions
 
     def collectives(self, batch_size: int | None = None) -> dict[str, dict[str, int]]:
         """The collectives in the compiled programs of a step, by label and kind; those of the tensor axis included.
@@ -310,11 +308,6 @@ class Train:
         return {label: counts for label, counts in counted.items() if counts}
 
     # -- internals -------------------------------------------------------------------------------------
-    @property
-    def _device(self) -> Any:
-        """The first device of this process, where what it gets as plain arrays is."""
-        return next(d for d in self.devices if d.process_index == jax.process_index())
-
     @property
     def _source(self) -> Source:
         return self.plan.source
@@ -334,56 +327,20 @@ class Train:
 
     @property
     def _state_layout(self) -> StateLayout:
-        if self._layout is None:
-            self._lowering(self._source.batch.size, training=True)
-        assert self._layout is not None
-        return self._layout
+        return self._executables.layout
 
-    def _compiled(self, mode: str, size: int) -> Ready:
-        """The executable of a mode (step, gradients or evaluate) for batches of ``size`` rows."""
-        if (mode, size) not in self._ready:
-            lowering, instructions = self._lower(size, training=mode != "evaluate")
-            if mode == "gradients":
-                kept = [i for i in instructions if i.role not in ("update", "exchange")]
-                instructions = [*kept, *lowering.reductions()]
-            found = lowering.context
-            state_keys = self._layout.keys if self._layout else ()
-            wanted = {
-                "step": (*state_keys, *accumulator_keys(found)),
-                "gradients": tuple(k for k in first_gradients(found) if found.is_here(k.group)),
-                "evaluate": (),
-            }[mode]
-            consumed = state_keys if mode == "step" else ()
-            self._ready[mode, size] = prepare(found, instructions, wanted, self._device, consumed)
-            if found.process is not None:
-                meet_compiled(instructions, f"{mode} of {counted(size, 'row')} compiled", self.compile_limit)
-        return self._ready[mode, size]
+    @cached_property
+    def _executables(self) -> Executables:
+        return Executables(
+            plan=self.plan, devices=self.devices, compiler=self.compiler, compile_limit=self.compile_limit
+        )
 
-    def _lowering(self, size: int, *, training: bool) -> Lowering:
-        """The lowering for batches of ``size`` rows; nothing is compiled."""
-        if (size, training) not in self._lowered:
-            process = jax.process_index() if jax.process_count() > 1 else None
-            found = lowering_context(
-                self.plan.complete(), self._source, self.devices, size, training=training, process=process
-            )
-            self._lowered[size, training] = lower(found, self.compiler)
-            if training:
-                updates = self._lowered[size, training].builder.updates
-                self._layout = self._layout or state_layout(found, updates)
-        return self._lowered[size, training]
-
-    def _lower(self, size: int, *, training: bool) -> tuple[Lowering, list[Instruction]]:
-        lowering = self._lowering(size, training=training)
-        if (size, training) not in self._instructions:
-            self._instructions[size, training] = lowering.instructions()
-        return lowering, self._instructions[size, training]
-
-    def _for_batch(self, mode: str, batch: Any, call: str) -> tuple[Ready, list[Any]]:
+    def _for_batch(self, mode: Mode, batch: Any, call: str) -> tuple[Ready, list[Any]]:
         """The executable for this batch, and its leaves; messages name the user's ``call``."""
         values = self._source.batch.values(batch, call)
-        return self._compiled(mode, self._batch_size(values, call)), values
+        return self._executables.ready(mode, checked_batch_size(self._source.batch, values, call)), values
 
-    def _run(self, mode: str, state: TrainState, batch: Any, call: str = "") -> tuple[Ready, dict[Key, Any]]:
+    def _run(self, mode: Mode, state: TrainState, batch: Any, call: str = "") -> tuple[Ready, dict[Key, Any]]:
         """Runs one mode on a batch, for the ``call`` of its name unless said otherwise; returns the kept registers."""
         ready, values = self._for_batch(mode, batch, call or mode)
         given = {**self._registers(ready, state, call or mode), **ready.constants, **ready.placed(values)}
@@ -417,30 +374,6 @@ class Train:
                 target = ready.context.sharding(key)
                 given[key] = layout.whole(registers, anywhere[key.kind, key.item], target)
         return given
-
-    def _batch_size(self, values: Sequence[Any], call: str) -> int:
-        layout = self._source.batch
-        if any(isinstance(v, jax.core.Tracer) for v in values):
-            raise RuntimeFault(
-                f"{call}: called inside a JAX transformation.",
-                help=f"train.{call} runs programs on many devices; call it from Python, without jax.jit or grad.",
-            )
-        if flat := [
-            p for p, v, s in zip(layout.paths, values, layout.specs, strict=True) if s.shape and not np.shape(v)
-        ]:
-            raise RuntimeFault(
-                f"{call}: batch leaf {flat[0]} is a scalar.", help="pass arrays [batch, ...], as traced."
-            )
-        size = next(np.shape(v)[0] for v, s in zip(values, layout.specs, strict=True) if s.shape)
-        for path, value, known, expected in zip(layout.paths, values, layout.specs, layout.specs_at(size), strict=True):
-            dtype = jax.dtypes.canonicalize_dtype(getattr(value, "dtype", np.asarray(value).dtype))
-            if np.shape(value) != expected.shape or dtype != known.dtype:
-                raise RuntimeFault(
-                    f"{call}: batch leaf {path} is {dtype}{list(np.shape(value))}, "
-                    f"but {known.dtype}{list(expected.shape)} is expected.",
-                    help="only dimension 0 may differ from the traced batch; cast, or trace again.",
-                )
-        return size
 
     def _following(self, fn: Callable[..., Any], batch: Any, *, forward_only: bool) -> Train:
         key = (fn, forward_only)

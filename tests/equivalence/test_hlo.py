@@ -208,5 +208,5 @@ def test_zero_3_gathers_once_for_neighbouring_uses() -> None:
 def test_evaluation_gathers_what_its_forward_passes_read() -> None:
     train = sharded(Tower(layers=4), zero(3, stages=1, bucket_bytes=10**6))
     train.evaluate(train.init(Tower(layers=4)), tokens())
-    programs = train._compiled("evaluate", len(tokens()["x"])).executor.instructions
+    programs = train._executables.ready("evaluate", len(tokens()["x"])).executor.instructions
     assert sum((collectives(i.program.hlo()) for i in programs if i.program), Counter()) == {"all-gather": 1}
