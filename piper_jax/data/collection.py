@@ -41,6 +41,7 @@ class Collection:
         sizes = self.config.train
         identity = {
             "packing": "documents",
+            "files": self.corpus.digest,
             "records": len(self.train),
             "seed": sizes.seed,
             "tokenizer": self.tokenizer.digest,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piper_jax.config import DataSection
+from piper_jax.data.fingerprint import fingerprint
 from piper_jax.data.skipping import Skipped
 from piper_jax.data.sources import Source, open_source
 from piper_jax.errors import ConfigError, suggest
@@ -36,6 +37,7 @@ class Corpus:
       noun: what a record is, in words.
       of_files: a record is a whole text file.
       origin: what was named, in words.
+      digest: of the files of ``source``.
     """
 
     source: Source
@@ -44,6 +46,7 @@ class Corpus:
     noun: str
     of_files: bool
     origin: str
+    digest: str
 
 
 def open_corpus(section: DataSection) -> Corpus:
@@ -60,7 +63,10 @@ def open_corpus(section: DataSection) -> Corpus:
     if section.held_out_paths:
         held_out, _ = open_source(_matched(section.held_out_paths, "data.held_out_paths"), section, skipped)
     origin = ", ".join(section.paths) if section.paths else "Python's standard library"
-    return Corpus(source=source, held_out=held_out, skipped=skipped, noun=noun, of_files=noun == "file", origin=origin)
+    return Corpus(
+        source=source, held_out=held_out, skipped=skipped, noun=noun, of_files=noun == "file", origin=origin,
+        digest=fingerprint(paths),
+    )  # fmt: skip
 
 
 def divided(text: Bytes, fraction: float) -> tuple[Bytes, Bytes]:

@@ -46,6 +46,7 @@ class LongText:
         num_records = num_windows(self.train, sizes.sequence_length)
         identity = {
             "packing": "none",
+            "files": self.corpus.digest,
             "records": num_records,
             "sequence_length": sizes.sequence_length,
             "seed": sizes.seed,
