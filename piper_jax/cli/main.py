@@ -14,6 +14,7 @@ from piper_jax.cli import commands
 from piper_jax.cli.boundary import exit_code
 from piper_jax.config import load_config
 from piper_jax.errors import ConfigError
+from piper_jax.processes.ending import end_in_order
 
 app = typer.Typer(
     name="piper",
@@ -198,4 +199,7 @@ def _require_writable(output: Path, source: Path) -> None:
 
 def main() -> None:
     """The script ``piper``."""
-    app(prog_name="piper")
+    try:
+        app(prog_name="piper")
+    except SystemExit as ended:
+        end_in_order(ended)

@@ -98,6 +98,12 @@ class Coordination:
                 help="give all the same installation and the same configuration.",
             )
 
+    def close(self) -> None:
+        """Leaves the others, once all of them do."""
+        import jax
+
+        jax.distributed.shutdown()
+
 
 _JOINED: list[Coordination] = []
 

@@ -1,4 +1,4 @@
-"""A process that waits in a collective cannot be woken: what ends it, from another thread, is ``os._exit``."""
+"""How a process ends: in order, or at once. One that waits in a collective cannot be woken; ``os._exit`` ends it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def leave(code: int) -> int:
         time.sleep(LAST_SECONDS if several.process == 0 else 0.0)
         os._exit(code)
     return code
+
+
+def end_in_order(ended: SystemExit) -> NoReturn:
+    """The end of a script whose work is done and in files.
+
+    Once JAX has run it is not left to Python's finalization: a thread of JAX, TensorStore or gRPC that comes back for
+    the interpreter then aborts the process, seldom, with a code that says nothing.
+    """
+    if "jax" not in sys.modules:
+        raise ended
+    code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    several = coordination()
+    if several is not None and not code:
+        several.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def end_at_once(fault: PiperError) -> NoReturn:
