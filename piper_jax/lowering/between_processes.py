@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from piper_jax.lowering.collectives import after_fence
 from piper_jax.lowering.context import Context
+from piper_jax.lowering.fences import after_fence
 from piper_jax.lowering.group_mesh import OWNER, joint_mesh
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.placing import placed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective
 from piper_jax.ir.ownership import Ownership
 from piper_jax.lowering.context import Context
+from piper_jax.lowering.fences import after_fence
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.shards import gather_whole, scatter_sum
 
@@ -77,27 +78,6 @@ class StateCollective:
                 env[key] = env[key] + value
             else:
                 env[key] = value.astype(self.context.whole_spec(key).dtype)
-
-
-def after_fence(context: Context, env: Mapping[Key, Any], key: Key, values: Sequence[Any]) -> Sequence[Any]:
-    """What a collective reads, once the collective before it on its chain, which left ``key``, has ended.
-
-    XLA takes barriers away before it schedules for a GPU. There the first element is written once more, to a place that
-    only the result before can tell: the order is then one of data.
-    """
-    if key not in env:
-        return values
-    values, before = jax.lax.optimization_barrier((values, env[key]))
-    if not context.has_streams or not before.size:
-        return values
-    bits = jax.lax.bitcast_convert_type(jnp.real(before.reshape(-1)[0]).astype(jnp.float32), jnp.uint32)
-    zero = ((bits >> 16) >> 16).astype(jnp.int32)
-    return [_first_written_at(zero, v) if v.size else v for v in values]
-
-
-def _first_written_at(zero: Any, value: Any) -> Any:
-    first = jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim)
-    return jax.lax.dynamic_update_slice(value, first, (zero,) * value.ndim)
 
 
 def flat_sum(arrays: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:

@@ -22,13 +22,13 @@ from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.local_program import LocalProgram
 from piper_jax.lowering.metric_exchange import metric_exchange
+from piper_jax.lowering.pair import Member, found_pair
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.prologue import clocks, prologue
-from piper_jax.lowering.slots import Step, step
+from piper_jax.lowering.slots import step
 from piper_jax.lowering.token_exchange import TokenExchange, token_exchanges
 from piper_jax.lowering.updates import group_updates, whole_gradients
 
-Member = Step | StateCollective | TokenExchange
 _KEPT = ACCUMULATED | {"accumulator_shard", "gradient", "gradient_shard", "carried"}
 
 
@@ -156,7 +156,11 @@ class Lowering:
         if signature not in self.slot_programs:
             label = " ".join(s.word for s in steps) + f" {slot.group}"
 
+            pair = found_pair(self.context, steps)
+
             def body(env: dict[Key, Any]) -> dict[Key, Any]:
+                if pair is not None:
+                    return pair.run(env)
                 for s in steps:
                     s.run(env)
                 return env

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from piper_jax.lowering.context import Context
 from piper_jax.lowering.group_mesh import SLICE
 from piper_jax.lowering.keys import ACCUMULATED, Key
 from piper_jax.lowering.shards import shard_length
-from piper_jax.tracing.flat import Flat, read
+from piper_jax.tracing.flat import Flat, FlatEqn, read
 from piper_jax.tracing.passes import kinds_of_terms
 
 
@@ -49,12 +49,25 @@ class Step:
 
     def run(self, env: dict[Key, Any]) -> None:
         """Evaluates the node on local arrays and adds what it writes."""
+        values = self.begin(env)
+        self.evaluate(self.flat.eqns, values)
+        self.end(env, values)
+
+    def begin(self, env: Mapping[Key, Any]) -> dict[int, Any]:
+        """The values of ``flat`` before its first equation."""
         values = dict(self.flat.consts)
         for var, source in zip(self.flat.inputs, self.inputs, strict=True):
             if source is not None:
                 values[var] = self._input(env, source, self.flat.avals[var].dtype)
+        return values
+
+    def evaluate(self, eqns: Iterable[FlatEqn], values: dict[int, Any]) -> None:
+        """Adds the results of some of its equations."""
         with jax.named_scope(self.word):
-            self.flat.run(self.flat.eqns, values, self.context.replica_axes(self.group))
+            self.flat.run(eqns, values, self.context.replica_axes(self.group))
+
+    def end(self, env: dict[Key, Any], values: Mapping[int, Any]) -> None:
+        """Adds what it writes."""
         for key, atom in zip(self.writes, self.flat.outputs, strict=True):
             value = jnp.asarray(read(atom, values))
             if key.kind in ("accumulator", "unreduced") and self.context.slices_on(self.group) > 1:

@@ -15,13 +15,22 @@ import jax.numpy as jnp
 
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Way
-from piper_jax.lowering.collectives import after_fence
 from piper_jax.lowering.context import Context
+from piper_jax.lowering.fences import after_fence, once_there
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.slots import cotangent_keys, dispatched_key, pass_word
 from piper_jax.lowering.token_layouts import Places, Rows, SizesOfRows
 from piper_jax.tracing.dispatch import Dispatch
 from piper_jax.tracing.local_experts import EXPERT_AXIS
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """An all_to_all that was started: what it reads and what it gives."""
+
+    layout: Places | Rows | SizesOfRows
+    sent: Sequence[Any]
+    moved: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +75,26 @@ class TokenExchange:
 
     def run(self, env: dict[Key, Any]) -> None:
         """Moves its arrays in ONE all_to_all for each dtype, after the collectives before it on its chain."""
+        self.end(env, self.start(env))
+
+    def start(self, env: dict[Key, Any]) -> Moving:
+        """The all_to_all by itself."""
         values = [env[found[0]] if len(found) == 1 else sum(env[k] for k in found) for found in self.sources]
         layout, fence = self._layout(env), Key("fence", self.group, self.chain)
-        enters = self.way == "enter"
         with jax.named_scope(pass_word(self.id)):
-            sent = [layout.to_experts(v) if enters else layout.from_experts(v) for v in values]
-            moved = _all_to_all(after_fence(self.context, env, fence, sent))
-            env[fence] = moved[0]
+            packed = [layout.to_experts(v) if self.way == "enter" else layout.from_experts(v) for v in values]
+            sent = after_fence(self.context, env, fence, packed)
+            moved = _all_to_all(sent)
+        env[fence] = moved[0]
+        return Moving(layout, sent, moved)
+
+    def end(self, env: dict[Key, Any], moving: Moving, others: Sequence[Any] = ()) -> None:
+        """Writes what was moved, once ``others`` are there too."""
+        layout = moving.layout
+        with jax.named_scope(pass_word(self.id)):
+            moved = once_there(self.context, moving.moved, others)
             for key, value in zip(self.arrays, moved, strict=True):
-                env[key] = layout.at_experts(value) if enters else layout.at_tokens(value)
+                env[key] = layout.at_experts(value) if self.way == "enter" else layout.at_tokens(value)
         if self.excess is not None and isinstance(layout, Rows):
             env[self.excess] = jnp.maximum(env[self.excess], layout.excess.astype(env[self.excess].dtype))
 

@@ -16,6 +16,7 @@ _FREE = frozenset(
         "optimization_barrier", "sharding_constraint", "device_put", "get", "swap",
     )
 )  # fmt: skip
+_PRODUCTS = frozenset(("dot_general", "ragged_dot_general", "conv_general_dilated"))
 _OVER_INPUTS = frozenset(("argmax", "argmin", "reduce"))
 
 
@@ -36,14 +37,25 @@ def eqn_flops(eqn: Any) -> int:
         return _elements(eqn.invars)
     if name.startswith("scatter"):
         return _elements(eqn.invars[2:])
-    inner = [getattr(p, "jaxpr", p) for p in eqn.params.values()]
-    inner = [jaxpr for jaxpr in inner if hasattr(jaxpr, "eqns")]
+    inner = _inner(eqn)
     return sum(map(jaxpr_flops, inner)) if inner else _elements(eqn.outvars)
 
 
 def jaxpr_flops(jaxpr: Any) -> int:
     """FLOPs of a whole jaxpr."""
     return sum(eqn_flops(eqn) for eqn in jaxpr.eqns)
+
+
+def product_flops(eqn: Any) -> int:
+    """FLOPs of an equation that is or holds a matrix product or a convolution; 0 of others."""
+    name = eqn.primitive.name
+    holds = name in _PRODUCTS or any(product_flops(e) for jaxpr in _inner(eqn) for e in jaxpr.eqns)
+    return eqn_flops(eqn) if holds else 0
+
+
+def _inner(eqn: Any) -> list[Any]:
+    found = [getattr(p, "jaxpr", p) for p in eqn.params.values()]
+    return [jaxpr for jaxpr in found if hasattr(jaxpr, "eqns")]
 
 
 def total_flops(eqns: Iterable[Any]) -> int:

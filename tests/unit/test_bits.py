@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from piper_jax.lowering import shards
-from piper_jax.lowering.collectives import after_fence
 from piper_jax.lowering.exchange import num_words, pack, unpack
+from piper_jax.lowering.fences import after_fence
 
 VALUES: list[Any] = [
     jnp.asarray([1.5 - 2.25j, 3e-8j], jnp.complex64),
