@@ -95,8 +95,15 @@ def bind(eqn: Any, values: Sequence[Any], **changed: Any) -> Sequence[Any]:
     """
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    here = jax.sharding.get_abstract_mesh()
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
-        result = eqn.primitive.bind(*values, **params)
+        if jax.sharding.get_abstract_mesh() == here:
+            result = eqn.primitive.bind(*values, **params)
+        else:  # it was traced under another mesh
+            if eqn.primitive.name != "sharding_constraint" and params.get("sharding") is not None:
+                params = {**params, "sharding": None}
+            with jax.sharding.use_abstract_mesh(here):
+                result = eqn.primitive.bind(*values, **params)
     return result if eqn.primitive.multiple_results else (result,)
 
 

@@ -11,6 +11,8 @@ import jax
 from jax.extend import core
 
 from piper_jax import _jax_compat
+from piper_jax.tracing.constraints import NAME as CONSTRAINT
+from piper_jax.tracing.constraints import constrained
 
 Atom = int | core.Literal
 MARK = re.compile(r"piper:(?P<tag>[A-Z]+)#(?P<mark>\d+)")
@@ -100,6 +102,8 @@ class Flat:
             values = [read(a, env) for a in eqn.inputs]
             if eqn.is_replica_mean and replica_axes is not None:
                 results: Sequence[Any] = [jax.lax.pmean(v, replica_axes) if replica_axes else v for v in values]
+            elif eqn.name == CONSTRAINT and replica_axes is not None:
+                results = [constrained(values[0], eqn.eqn.params["sharding"])]
             else:
                 results = _jax_compat.bind(eqn.eqn, values)
             env.update(zip(eqn.outputs, results, strict=True))

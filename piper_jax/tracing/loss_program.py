@@ -14,6 +14,7 @@ import numpy as np
 from piper_jax.errors import TraceError
 from piper_jax.tracing.annotations import NUMBERS, _Reduction, loss_parts
 from piper_jax.tracing.carried_state import Change, changes, taken_out, with_meaning
+from piper_jax.tracing.constraints import under_a_mesh
 from piper_jax.tracing.flat import Atom, Flat, flatten
 from piper_jax.tracing.layers import with_layers
 from piper_jax.tracing.loss_terms import split_terms
@@ -186,7 +187,7 @@ def call_loss(loss_fn: Callable[..., Any], state: ModelState, values: Sequence[A
             fold = jax.vmap(fold, (0, None))
         values[i] = fold(values[i], jax.random.bits(key))
     built = state.build(values)
-    result = loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch)
+    result = under_a_mesh(lambda: loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch))
     return result, built
 
 

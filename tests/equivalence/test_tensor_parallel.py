@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from oracle import Problem, assert_equivalent, strategy
 from test_mixtures import problem as mixture
 from tiny_models import DIM, Tower, mean_loss, tokens
@@ -99,3 +100,37 @@ def test_by_the_names_of_nnx_and_rules() -> None:
         plan.shard(piper.where(), axis="tensor")
     found = plan.shard(piper.where(), axis="tensor", rules={"wide": "tensor", "embed": None})
     assert [leaf.tensor_dim for b in found.dag.buckets.values() for leaf in b.leaves] == [None, 1]
+
+
+class Divided(nnx.Module):
+    """Attention without weights over a sequence that the tensor axis divides between matrix products."""
+
+    def __init__(self, divided: bool):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(DIM, DIM, rngs=rngs) for _ in range(2)])
+        self.divided = divided
+
+    def __call__(self, x: Any) -> Any:
+        for layer in self.layers:
+            with piper.annotate("PP"):
+                if self.divided:
+                    x = jax.lax.with_sharding_constraint(x, P(("data", "expert"), "tensor", None))
+                h = jax.nn.gelu(layer(x))
+                x = x + jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", h, h)) @ h
+        return x
+
+
+def test_sequences_that_the_model_divides() -> None:
+    x = np.random.default_rng(0).normal(size=(8, 4, DIM)).astype(np.float32)
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+
+    found = []
+    for whether in (False, True):
+        tested = Problem(loss_fn=loss_fn, params=Divided(whether), batch={"x": x, "y": np.sin(x)})
+        dims = {"layers.*.kernel": 1, "layers.*.bias": 0}
+        train = assert_equivalent(tested, divided(dims=dims, stages=2, data=2, microbatches=2))
+        found.append(train.collectives())
+    whole, parts = (counts["F0 g0"] for counts in found)
+    assert parts["all_gather"] > whole["all_gather"]
