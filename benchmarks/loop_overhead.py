@@ -1,4 +1,5 @@
-"""Host time of the training loop beside the step itself: the next batch, reading, showing and writing metrics.
+"""Host time of the training loop beside the step itself: the next batch, reading, showing and writing metrics, the
+check for what is not finite, the question whether to stop or save; not saving itself, which copies a state.
 
 Before each part everything dispatched is waited for, so that a part counts what the host does and no device. The model
 is small, since its size changes none of this. Medians, and the smallest times, which other work spoils least.
@@ -29,14 +30,19 @@ import jax
 from rich.console import Console
 
 import piper_jax as piper
+from piper_jax.checkpoint import Checkpointer
 from piper_jax.config import load_config
 from piper_jax.data import open_data
 from piper_jax.optimizers import OBSERVED
 from piper_jax.recording import Recorder, RunFolder
+from piper_jax.train.finiteness import FiniteCheck
 from piper_jax.train.following import Follower
+from piper_jax.train.injection import Faults
 from piper_jax.train.job import Job
 from piper_jax.train.metrics import Meter
 from piper_jax.train.progress import progress_display
+from piper_jax.train.saving import Saver
+from piper_jax.train.stopping import StopSignal
 
 
 class Parts:
@@ -77,11 +83,27 @@ def main() -> None:
     ):
         meter = Meter(tokens_per_step=sizes.batch_size * sizes.sequence_length)
         follower = Follower(meter=meter, display=display, recorder=recorder, utilization=lambda rate: rate / 1e9)
+        finite = FiniteCheck(sizes, train=train, display=display, recorder=recorder)
+        checkpoints = Checkpointer(path=Path(folder) / "checkpoints")
+        saver = Saver(
+            config, checkpoints, train=train, display=display, recorder=recorder, faults=Faults(()), saved=0
+        )  # fmt: skip
+        stop = StopSignal()
+
+        def asked(step: int, batch: Any, found: Any, state: Any) -> None:
+            """All that the loop asks in a step in which nothing happens."""
+            stop.check(step)
+            finite.dispatched(step, batch)
+            finite.look(found, state)
+            saver.due(step)
+            saver.look()
+
         for step in range(1, STEPS + 1):
             batch = parts.time("batch", state, next, batches)
             state, metrics = train.step(state, batch)
             observed = parts.time("norm, rate", (state, metrics), train.scalars, state, *OBSERVED)
-            parts.time("metrics", observed, follower.dispatched, step, {**metrics, **observed})
+            found = parts.time("metrics", observed, follower.dispatched, step, {**metrics, **observed})
+            parts.time("stop, save", observed, asked, step, batch, found, state)
     parts.print()
 
 
