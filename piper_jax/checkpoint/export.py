@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from piper_jax.checkpoint.reading import SavedStep
-from piper_jax.errors import CheckpointError, counted, writing
+from piper_jax.errors import CheckpointError, ConfigError, counted, writing
 
 SUFFIX = ".safetensors"
 
@@ -27,6 +28,8 @@ def export_params(saved: SavedStep, path: Path) -> str:
     try:
         with writing(path):
             save_file(params, path, metadata=metadata)
+    except SafetensorError as error:
+        raise ConfigError(f"export: {path}: {error}.", help="give a path in a folder that is there.") from None
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"export: {path}: {error}.", help="safetensors holds plain numbers alone.") from None
     return f"wrote {path}: {counted(len(params), 'leaf')} of step {saved.manifest.step}"

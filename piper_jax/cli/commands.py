@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,10 @@ def train(config: Config) -> int:
 
     A signal ends it in order: it saves, and the same command goes on.
     """
-    console = joined(config)
-    with StopSignal() as stop:
+    console, folder = joined(config), RunFolder.of(config).make()
+    with nullcontext() if console.quiet else folder.locked(), StopSignal() as stop:
         try:
-            return _train(console, config, RunFolder.of(config).make(), stop)
+            return _train(console, config, folder, stop)
         except Stopped:
             name = stop.requested.name if stop.requested is not None else "by another process"
             _print(console, f"stopped  {name}; the same command goes on")

@@ -49,7 +49,7 @@ def join(asked: Requested, start_limit: float) -> None:
         who = "this process" if asked.number is None else f"process {asked.number} of {asked.count}"
         raise ProcessFault(
             f"{who} could not join the others within {start_limit:g} s (asked for by {asked.cluster}).",
-            detail=str(error).splitlines()[:4],
+            detail=["the others did not come"] if "bad_cast" in str(error) else str(error).splitlines()[:4],
             help=f"start all processes, and let them reach {asked.address or 'process 0'}.",
         ) from None
 

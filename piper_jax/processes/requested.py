@@ -37,16 +37,29 @@ def requested(environment: Mapping[str, str] = os.environ) -> Requested | None:
       ConfigError: some of the three variables are set and others not, or one is no number.
     """
     given = [name for name in (ADDRESS, COUNT, NUMBER) if environment.get(name)]
+    cluster = _cluster(environment)
     if len(given) == 3:
+        if not environment[ADDRESS].rpartition(":")[2].isdigit():
+            raise ConfigError(f"{ADDRESS}={environment[ADDRESS]!r} has no port.", help="such as host:1234.")
         count, number = (_number(environment, name) for name in (COUNT, NUMBER))
         if not number < count:
             raise ConfigError(f"{NUMBER}={number}: there are {COUNT}={count} processes.", help="count them from 0.")
         return Requested(cluster="variables", address=environment[ADDRESS], count=count, number=number)
-    if {COUNT, NUMBER} & set(given):
+    if {COUNT, NUMBER} & set(given) or (given and cluster is None):
         missing = [name for name in (ADDRESS, COUNT, NUMBER) if name not in given]
         raise ConfigError(f"{given[-1]} is set, but {' and '.join(missing)} not.", help="set all three, or none.")
+    return cluster
+
+
+def _cluster(environment: Mapping[str, str]) -> Requested | None:
+    """What a cluster that JAX knows says."""
     for cluster, (count_name, number_name) in _CLUSTERS.items():
         if environment.get(count_name, "1") != "1":
+            if not environment.get(number_name):
+                raise ConfigError(
+                    f"{count_name} is set, but {number_name} is not set: {cluster} did not start this process.",
+                    help="start it with srun or mpirun; processes.join=never keeps it alone.",
+                )
             count, number = (_number(environment, name) for name in (count_name, number_name))
             return Requested(cluster=cluster, count=count, number=number)
     if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):

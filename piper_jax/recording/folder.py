@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +65,27 @@ class RunFolder:
         if not os.access(self.path, os.W_OK):
             raise ConfigError(f"folder: {self.path} cannot be written to.", help="name another: folder=runs/mine.")
         return self
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one run at a time may write here; the lock ends with its process, however that ends.
+
+        Raises:
+          ConfigError: another run has it; names its process and host.
+        """
+        with (self.path / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise ConfigError(
+                    f"folder: another run goes on in {self.path} ({file.read().strip() or 'unknown'}).",
+                    help="wait for it or end it, or name another: folder=runs/mine.",
+                ) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
 
     def save(self, config: Config) -> None:
         """Writes the resolved configuration; what is read meanwhile is the old one or the new one, whole."""

@@ -55,9 +55,14 @@ class FiniteCheck:
         raise NonFiniteError(
             f"{what}{after}.",
             detail=[f"first in {place}"],
-            help="lower optimizer.learning_rate, or leave the batch out: train.on_nonfinite=skip goes on without it.",
+            help="lower optimizer.learning_rate, or " + self._way_out(),
             step=found.step,
         )
+
+    def _way_out(self) -> str:
+        if self._section.on_nonfinite == "skip":
+            return f"leave out more than train.max_skipped={self._section.max_skipped} in a row."
+        return "leave the batch out: train.on_nonfinite=skip goes on without it."
 
     def _place(self, step: int, state: Any) -> str:
         batch = next((batch for number, batch in self._batches if number == step), None)

@@ -91,7 +91,7 @@ class Loop:
         if first is not None:
             self.step = first.step
             self._batches.restore(first.manifest.data)
-        self.begun_at, self.data_state = self.step, self._batches.state()
+        self.begun_at, self._making, self.data_state = self.step, self.step, self._batches.state()
         self._meter = Meter(tokens_per_step=config.train.batch_size * config.train.sequence_length)
         self._follower = Follower(
             meter=self._meter, display=display, recorder=recorder, summary=job.model.summary, utilization=utilization
@@ -106,7 +106,7 @@ class Loop:
     def position(self) -> Position:
         """Where the run is, for the watchdog: the node that is being dispatched, or what else it does."""
         at = self._train.position
-        return Position(step=self.step + 1, what=self._doing if at is None else at)
+        return Position(step=self._making, what=self._doing if at is None else at)
 
     def run(self, started: float) -> Summary:
         """All steps that are left.
@@ -146,6 +146,7 @@ class Loop:
     # -- parts of a step --------------------------------------------------------------------------------
     def _make_step(self) -> None:
         step, self._doing = self.step + 1, "data"
+        self._making = step
         with self._stop.interruptible():
             self._faults.reach(step, "data")
             batch = self._faults.batch(step, next(self._batches))
@@ -156,6 +157,7 @@ class Loop:
         self._doing = "waiting for the step before"
         self.state, metrics = self._train.step(self.state, batch)
         self.step, self.data_state = step, self._batches.state()
+        self._doing = f"dispatched; reading what step {step - 1} gave"
         self._finite.dispatched(step, batch)
         self._faults.reach(step, "step")
         found = self._follower.dispatched(step, {**metrics, **self._train.scalars(self.state, *OBSERVED)})

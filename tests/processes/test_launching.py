@@ -86,6 +86,9 @@ def test_what_the_environment_asks_for() -> None:
     ("given", "says"),
     [
         ({COUNT: "4", NUMBER: "1"}, f"{ADDRESS} not"),
+        ({ADDRESS: "a:1"}, f"{COUNT} and {NUMBER} not"),
+        ({ADDRESS: "a", COUNT: "4", NUMBER: "1"}, "has no port"),
+        ({"SLURM_NTASKS": "4"}, "SLURM_PROCID is not set: Slurm did not start this process"),
         ({ADDRESS: "a:1", COUNT: "4", NUMBER: "4"}, "there are JAX_NUM_PROCESSES=4"),
         ({ADDRESS: "a:1", COUNT: "four", NUMBER: "1"}, "'four' is no number"),
     ],

@@ -56,6 +56,8 @@ def test_records_of_every_format_in_the_order_of_the_files(tmp_path: Path):
     ("line", "message"),
     [
         (b'{"text": "a"', "not JSON: Expecting ',' delimiter at column 13."),
+        (b'{"n": ' + b"1" * 5000 + b"}", "JSON that Python does not read: Exceeds the limit"),
+        (b"[" * 100000, "JSON that Python does not read: "),
         (b'{"text": "\xff"}', "not UTF-8 text at byte 10."),
         (b'{"txt": "a"}', "the record has no key 'text'.\nhelp: set data.field; did you mean 'txt'?"),
         (b'{"text": 3}', "'text' is a int, no text."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,12 @@ def test_keys_that_differ_are_named_with_both_values():
     ]
     assert str(differing_keys(before, after)[-1]) == "train.steps: 3 -> 4"
     assert differing_keys(before, before) == ()
+
+
+def test_a_second_run_in_the_folder_is_refused_until_the_first_ends(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    said = rf"another run goes on in .* \(process {os.getpid()} on "
+    with folder.locked(), pytest.raises(ConfigError, match=said), folder.locked():
+        pass
+    with folder.locked():
+        pass

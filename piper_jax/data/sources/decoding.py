@@ -20,7 +20,10 @@ def text_of_json(record: bytes, field: str, place: str) -> bytes:
         values: Any = json.loads(record.decode())
     except UnicodeDecodeError as error:
         raise not_utf8(place, error) from None
-    except json.JSONDecodeError as error:
+    except (RecursionError, ValueError) as error:
+        if not isinstance(error, json.JSONDecodeError):
+            what = f"{place}: JSON that Python does not read: {str(error).splitlines()[0]}."
+            raise DataError(what, help=f"mend the record, {OR_SKIP}") from None
         raise DataError(
             f"{place}: not JSON: {error.msg} at column {error.colno}.", help=f"mend the record, {OR_SKIP}"
         ) from None

@@ -13,9 +13,10 @@ from piper_jax.data.sources.array_records import ArrayRecords
 from piper_jax.data.sources.base import Joined, Source
 from piper_jax.data.sources.json_lines import JsonLines
 from piper_jax.data.sources.text_files import TextFiles
-from piper_jax.errors import DataError
+from piper_jax.errors import ConfigError, DataError
 
 FORMAT_OF_SUFFIX = {".jsonl": "jsonl", ".array_record": "array_record", ".arrayrecord": "array_record"}
+COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip"})
 NOUN_OF_FORMAT = {"text": "file", "jsonl": "line"}
 
 
@@ -47,6 +48,10 @@ def open_source(paths: Sequence[Path], section: DataSection, skipped: Skipped) -
 
 
 def _format(path: Path, section: DataSection) -> str:
+    if section.format == "auto" and path.suffix in COMPRESSED:
+        raise ConfigError(
+            f"data.paths: {path} is compressed.", help="decompress it; data.format=text takes its bytes as they are."
+        )
     return section.format if section.format != "auto" else FORMAT_OF_SUFFIX.get(path.suffix, "text")
 
 
