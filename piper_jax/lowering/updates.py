@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from piper_jax.ir.device_groups import REPLICA_AXES
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Update
 from piper_jax.ir.ownership import Ownership
@@ -205,7 +206,10 @@ class GroupUpdate:
         if owned.num_shards == 1:
             return Shard(1, 0, parts, part)
         axes = tuple(axis for axis in owned.axes if axis != OWNER)
-        first = owned.owners.index(self.group) * (owned.num_shards // len(owned.owners))
+        place = owned.owners.index(self.group)
+        first = place * (owned.num_shards // len(owned.owners))
+        if not axes and owned.num_shards > len(owned.owners):  # owners of different size lie side by side
+            axes, first = REPLICA_AXES, sum(self.context.meshes[owner].replicas for owner in owned.owners[:place])
         index = (jax.lax.axis_index(axes) if axes else 0) + first
         return Shard(owned.num_shards, index, parts, part)
 

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from piper_jax.errors import TraceError
 from piper_jax.ir.device_groups import REPLICA_AXES
 
 NAME, TENSOR = "sharding_constraint", "tensor"
@@ -28,8 +29,17 @@ def under_a_mesh(call: Callable[[], Any]) -> Any:
         if "non-empty mesh" not in str(error):
             raise
     stand_in = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    with jax.sharding.use_abstract_mesh(stand_in):
-        return call()
+    try:
+        with jax.sharding.use_abstract_mesh(stand_in):
+            return call()
+    except ValueError as error:
+        if "mesh" not in str(error):
+            raise
+        raise TraceError(
+            f"trace: a sharding constraint does not fit: {str(error).splitlines()[0][:200]}",
+            help=f"name the axes {', '.join(AXES)} alone, one entry for each dimension at most; unbox Linen's metadata "
+            "before the loss (flax.core.meta.unbox) and divide its parameters by path.",
+        ) from None
 
 
 def constrained(value: Any, sharding: Any) -> Any:

@@ -37,6 +37,22 @@ def test_weighted_losses_and_shards(sizes: tuple[int, ...], zero: dict[str, bool
     assert_steps(problem, compiled(problem, sizes, 2, **zero), problem.reference(2, max(sizes)))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "zero"),
+    [
+        ((1, 2), {"shard_grads": True}),
+        pytest.param((2, 1), {"shard_optimizer": True}, marks=pytest.mark.full),
+        pytest.param((2, 4), {"shard_grads": True}, marks=pytest.mark.full),
+        pytest.param((2, 1), {"shard_params": True}, marks=pytest.mark.full),
+    ],
+)
+def test_shards_of_weights_that_are_tied_over_groups_of_different_size(
+    sizes: tuple[int, ...], zero: dict[str, bool]
+) -> None:
+    problem = Problem(loss_fn=mean_loss, params=Tower(layers=2, tied=True), batch=tokens())
+    assert_steps(problem, compiled(problem, sizes, 1, **zero), problem.reference(1, max(sizes)))
+
+
 def test_tied_weights_dropout_and_every_question() -> None:
     problem = Problem(loss_fn=mean_loss, params=Tower(layers=2, tied=True, dropout=0.5), batch=tokens())
     train = compiled(problem, (1, 2), 3)
