@@ -139,7 +139,9 @@ class _Equation:
         return found.pop()
 
     def own(self, operand: int, value: Any, part: Part) -> Any:
-        """This device's entries of an operand that is whole."""
+        """This device's entries of an operand that is whole; one that is the same for all of them stays as it is."""
+        if self.shape(operand)[part.dim] == 1 < part.whole:
+            return value
         if not part.rows:
             start = jax.lax.axis_index(EXPERT_AXIS) * part.local
             return jax.lax.dynamic_slice_in_dim(value, start, part.local, part.dim)

@@ -49,6 +49,9 @@ def each(x: Any, w: Any) -> Any:
 
 
 APART: dict[str, Region] = {
+    "a vector beside all experts": lambda x, w: (x @ w) * jnp.arange(1.0, DIM + 1) + np.linspace(0, 1, DIM, dtype="f"),
+    "a mask of places": lambda x, w: (x @ w) * (jnp.arange(x.shape[1]) < 2)[None, :, None],
+    "a constant of size one": lambda x, w: (x @ w) * jnp.full((1, 1, 1), 2.0),
     "swiglu": lambda x, w: jax.nn.silu(each(x, w)) * each(x, w),
     "relu": lambda x, w: jax.nn.relu(each(x, w)),
     "gelu": lambda x, w: jax.nn.gelu(each(x, w), approximate=False),
