@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_jax.errors import ConfigError
@@ -33,10 +33,10 @@ class VersionFault:
     help: str
 
 
-def installed_versions() -> dict[str, str]:
-    """Those of JAX, Flax and what belongs to them, without what is not installed."""
+def installed_versions(names: Iterable[str] = (*PACKAGES, *PLUGINS)) -> dict[str, str]:
+    """Those of the named packages, by default JAX, Flax and what belongs to them; without what is not installed."""
     found: dict[str, str] = {}
-    for name in (*PACKAGES, *PLUGINS):
+    for name in names:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

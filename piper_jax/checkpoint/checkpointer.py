@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +20,7 @@ from piper_jax.errors import CheckpointError, RuntimeFault
 from piper_jax.runtime.host_state import HostState
 from piper_jax.runtime.state import TrainState
 from piper_jax.runtime.training import Train
+from piper_jax.versions import installed_versions
 
 PACKAGES = ("piper-jax", "jax", "flax", "optax", "orbax-checkpoint")
 
@@ -127,7 +126,7 @@ class Checkpointer:
                 help=f"save into another folder, or remove {self.folder.of(host.step)} first.",
                 step=host.step,
             )
-        contents = step_contents(host, data, config, _versions())
+        contents = step_contents(host, data, config, installed_versions(PACKAGES))
         if self._writer is None:
             self._writer = step_writer(self._committed.set)
         self._committed.clear()
@@ -154,8 +153,7 @@ class Checkpointer:
         if not self._committed.is_set():
             return None
         step, self._pending = self._pending, None
-        if jax.process_index() == 0:
-            self.folder.prune()
+        self.folder.prune()
         return step
 
     def wait(self) -> int | None:
@@ -165,7 +163,6 @@ class Checkpointer:
                 self._writer.wait_until_finished()
             except Exception as error:
                 raise self._failed(error) from error
-            self._committed.set()  # the callback is called in the first process alone
         return self.committed()
 
     def load(self, step: int | None = None, *, on_corrupt: OnCorrupt = "fail") -> Loaded:
@@ -203,8 +200,7 @@ class Checkpointer:
     def _failed(self, error: Exception) -> CheckpointError:
         step, self._pending, self._writer = self._pending, None, None  # a writer that failed goes on failing
         assert step is not None
-        if jax.process_index() == 0:
-            self.folder.sweep()
+        self.folder.sweep()
         known = self.steps()
         return CheckpointError(
             f"checkpoint of step {step} could not be saved in {self.path}: {_reason(error)}.",
@@ -212,14 +208,6 @@ class Checkpointer:
             + "make room or give another folder, and run the same command again.",
             step=step,
         )
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def _reason(error: BaseException) -> str:

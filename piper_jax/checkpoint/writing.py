@@ -32,8 +32,7 @@ class ManifestHandler(ocp.AsyncCheckpointHandler):
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="manifest")]
 
     def save(self, directory: Any, args: ManifestSave) -> None:
-        if jax.process_index() == 0:
-            (Path(directory) / MANIFEST.name).write_text(args.make().text(), encoding="utf-8")
+        (Path(directory) / MANIFEST.name).write_text(args.make().text(), encoding="utf-8")
 
     def restore(self, directory: Any, args: Any = None) -> Manifest:
         return Manifest.read(Path(directory).parent)
@@ -48,7 +47,7 @@ class ManifestSave(ocp.args.CheckpointArgs):
 
 
 def step_writer(on_commit: Callable[[], None]) -> ocp.AsyncCheckpointer:
-    """What writes steps in the background.
+    """What writes steps in the background; of several processes, in the first alone.
 
     Args:
       on_commit: called there once a step is in its place.

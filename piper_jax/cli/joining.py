@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import platform
 
 from rich.console import Console
@@ -11,8 +10,9 @@ from rich.console import Console
 from piper_jax.cli.devices import prepare_devices
 from piper_jax.config import Config, config_text
 from piper_jax.processes.requested import requested
+from piper_jax.versions import PACKAGES, installed_versions
 
-_PACKAGES = ("piper-jax", "jax", "jaxlib", "flax", "optax")
+_PACKAGES = ("piper-jax", *PACKAGES)
 
 
 def joined(config: Config) -> Console:
@@ -28,9 +28,11 @@ def joined(config: Config) -> Console:
     prepare_devices(config.devices, 1 if asked is None else asked.count)
     if asked is None:
         return Console()
-    from piper_jax.processes.joining import join_processes
+    from piper_jax.processes.coordination import coordination
+    from piper_jax.processes.joining import join
 
-    found = join_processes(config.processes.start_limit)
+    join(asked, config.processes.start_limit)
+    found = coordination()
     if found is None:
         return Console()
     found.agree(_facts(config), config.processes.start_limit)
@@ -39,13 +41,6 @@ def joined(config: Config) -> Console:
 
 def _facts(config: Config) -> dict[str, str]:
     """What must be the same in all processes."""
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = dict.fromkeys(_PACKAGES, "none") | installed_versions(_PACKAGES)
     digest = hashlib.sha256(config_text(config).encode()).hexdigest()[:12]
     return {"Python": platform.python_version(), **versions, "configuration": digest}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"

@@ -159,6 +159,11 @@ class Op:
     replica_means: tuple[Count, Count] = (0, 0)
     needs_weight: bool = False
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all its passes."""
+        return self.flops_forward + self.flops_backward_input + self.flops_backward_weight
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:

@@ -13,11 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.fences import after_fence
-from piper_jax.lowering.group_mesh import OWNER, joint_mesh
+from piper_jax.lowering.group_mesh import OWNER, assembled, by_device, joint_mesh
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.placing import placed
 from piper_jax.lowering.programs import Compiled, Compiler
@@ -113,13 +112,8 @@ def permuted(
     def call(*arrays: jax.Array) -> list[jax.Array]:
         sides = [*([arrays] if sends else []), *([room] if receives else [])]
         results = program(*(joint.join(pair, p, 2 * s[0]) for *pair, p, s in zip(*sides, own, shapes, strict=True)))
-        return [_part(r, s, t) for r, s, t in zip(results, shapes, taken, strict=True)] if receives else []
+        return (
+            [assembled(by_device(r), s, t) for r, s, t in zip(results, shapes, taken, strict=True)] if receives else []
+        )
 
     return program, call
-
-
-def _part(array: jax.Array, shape: Sequence[int], sharding: NamedSharding) -> jax.Array:
-    """The shards of a joint array that lie on the devices of ``sharding``."""
-    by_device = {s.device: s.data for s in array.addressable_shards}
-    shards = [by_device[d] for d in sharding.mesh.devices.flat if d in by_device]
-    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)

@@ -147,8 +147,7 @@ class Context(Tables):
     def first_shard(self, key: Key) -> int:
         """The number of the first of the shards that the key's group holds."""
         owned = self.owned_key(key)
-        before = owned.owners[: owned.owners.index(key.group)] if owned is not None else ()
-        return sum(self.meshes[owner].replicas for owner in before)
+        return 0 if owned is None else self.replicas_before(owned, key.group)
 
     def whole_spec(self, key: Key) -> jax.ShapeDtypeStruct:
         """Shape and dtype, before any sharding by ZeRO, of the array whose whole or sharded form a key names.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -96,10 +96,8 @@ class JointMesh:
 
     def join(self, arrays: Sequence[jax.Array], own: P, rows: int) -> jax.Array:
         """Stacked arrays of the members of this process, in order, as one of ``rows`` rows; no data moves."""
-        by_device = {s.device: s.data for a in arrays for s in a.addressable_shards}
-        shards = [by_device[d] for d in self.mesh.devices.flat if d in by_device]
         shape = (rows, *arrays[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, self.stacked(own)), shards)
+        return assembled(by_device(*arrays), shape, NamedSharding(self.mesh, self.stacked(own)))
 
     def split(self, array: jax.Array, own: Sequence[NamedSharding], *, stacked: bool) -> list[jax.Array]:
         """An array of the joint mesh, replicated or stacked, as one for each member of this process; no data moves.
@@ -107,15 +105,23 @@ class JointMesh:
         Args:
           own: the sharding of each member's array.
         """
-        by_device = {s.device: s.data for s in array.addressable_shards}
+        shards = by_device(array)
         return [
-            jax.make_array_from_single_device_arrays(
-                (m.replicas, *array.shape[1:]) if stacked else array.shape, sharding,
-                [by_device[d] for d in m.devices if d in by_device],
-            )
+            assembled(shards, (m.replicas, *array.shape[1:]) if stacked else array.shape, sharding)
             for m, sharding in zip(self.members, own, strict=True)
-            if any(d in by_device for d in m.devices)
-        ]  # fmt: skip
+            if any(d in shards for d in m.devices)
+        ]
+
+
+def by_device(*arrays: jax.Array) -> dict[Any, jax.Array]:
+    """What each device of this process has of arrays that lie on different ones."""
+    return {s.device: s.data for a in arrays for s in a.addressable_shards}
+
+
+def assembled(shards: Mapping[Any, jax.Array], shape: Sequence[int], sharding: NamedSharding) -> jax.Array:
+    """The shards on the devices of ``sharding``, as one array; no data moves."""
+    own = [shards[d] for d in sharding.mesh.devices.flat if d in shards]
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, own)
 
 
 def joint_mesh(members: Sequence[GroupMesh]) -> JointMesh:

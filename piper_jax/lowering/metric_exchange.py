@@ -49,11 +49,15 @@ def exchanged_metrics(context: Context) -> dict[str, tuple[Key, ...]]:
     return {group: tuple(keys) for group, keys in found.items()}
 
 
-def received_metrics(context: Context, words: Any) -> dict[Key, Any]:
-    """The arrays of all groups as they have them, from ``[devices of all groups, width]`` words."""
+def received_metrics(context: Context, exchanged: Mapping[str, Sequence[Key]], words: Any) -> dict[Key, Any]:
+    """The arrays of all groups as they have them, from ``[devices of all groups, width]`` words.
+
+    Args:
+      exchanged: as ``exchanged_metrics`` gives them.
+    """
     found: dict[Key, Any] = {}
     start = 0
-    for group, keys in exchanged_metrics(context).items():
+    for group, keys in exchanged.items():
         rows = words[start : start + context.meshes[group].replicas]
         start += len(rows)
         specs = _specs(context, group, keys)

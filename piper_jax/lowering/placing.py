@@ -23,9 +23,14 @@ def placed(values: Sequence[Any], targets: Sequence[Sharding], *, may_alias: boo
 
 
 def _placed(value: Any, target: Sharding) -> jax.Array:
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_random_key(value):
         implementation = jax.random.key_impl(value)
         words = _placed(jax.random.key_data(value), target)
         return jax.jit(lambda w: jax.random.wrap_key_data(w, impl=implementation))(words)
     whole = np.asarray(value)
     return jax.make_array_from_callback(whole.shape, target, lambda index: whole[index])
+
+
+def is_random_key(value: Any) -> bool:
+    """Whether an array (or its spec) is of random keys."""
+    return jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key)

@@ -66,6 +66,10 @@ class Tables:
         """How many slices of a microbatch each device of a group has: more than one where others have more devices."""
         return self.replicas // self.meshes[group].replicas
 
+    def replicas_before(self, owned: Ownership, group: str) -> int:
+        """The replicas of the owners that come before one of them."""
+        return sum(self.meshes[owner].replicas for owner in owned.owners[: owned.owners.index(group)])
+
     def replica_axes(self, group: str) -> tuple[str, ...]:
         """The axes, in a program of a group, along which slices lie."""
         return REPLICA_AXES if self.slices_on(group) == 1 else (*REPLICA_AXES, SLICE)

@@ -206,10 +206,9 @@ class GroupUpdate:
         if owned.num_shards == 1:
             return Shard(1, 0, parts, part)
         axes = tuple(axis for axis in owned.axes if axis != OWNER)
-        place = owned.owners.index(self.group)
-        first = place * (owned.num_shards // len(owned.owners))
+        first = owned.owners.index(self.group) * (owned.num_shards // len(owned.owners))
         if not axes and owned.num_shards > len(owned.owners):  # owners of different size lie side by side
-            axes, first = REPLICA_AXES, sum(self.context.meshes[owner].replicas for owner in owned.owners[:place])
+            axes, first = REPLICA_AXES, self.context.replicas_before(owned, self.group)
         index = (jax.lax.axis_index(axes) if axes else 0) + first
         return Shard(owned.num_shards, index, parts, part)
 

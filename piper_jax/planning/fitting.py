@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from piper_jax.errors import PlanError
 from piper_jax.ir.columns import bytes_text
-from piper_jax.ir.nodes import Op
 from piper_jax.planning.plan import Plan
 
 Stages = tuple[tuple[int, ...], ...]
@@ -86,13 +85,9 @@ def _tried(stages: Stages, plan: Plan, limit: int) -> _Trial:
     peaks = {group.name: group.memory.needed_bytes for group in simulate(plan).groups}
     work: dict[int | None, int] = {}
     for op in plan.dag.ops.values():
-        work[op.PP] = work.get(op.PP, 0) + _operations(op)
+        work[op.PP] = work.get(op.PP, 0) + op.flops
     excess = sum(max(needed - limit, 0) for needed in peaks.values())
     return _Trial(stages, plan, peaks, excess, max(work.values()))
-
-
-def _operations(op: Op) -> int:
-    return op.flops_forward + op.flops_backward_input + op.flops_backward_weight
 
 
 def _neighbours(trial: _Trial, limit: int) -> Iterator[Stages]:

@@ -19,23 +19,19 @@ def stage_lines(dag: Dag) -> list[str]:
     for op in dag.ops.values():
         if op.PP is not None:
             stages.setdefault(op.PP, []).append(op)
-    total = sum(_operations(ops) for ops in stages.values()) or 1
+    total = sum(op.flops for ops in stages.values() for op in ops) or 1
     out = _bytes_out(dag)
     rows = [
         (
             f"PP={stage}",
             " ".join(op.name for op in ops),
-            f"{_operations(ops) / total:.1%}",
+            f"{sum(op.flops for op in ops) / total:.1%}",
             f"{_parameters(dag, ops):,}",
             bytes_text(out.get(stage, 0)),
         )
         for stage, ops in sorted(stages.items())
     ]
     return [f"  {line}" for line in aligned(HEADER, rows, left=2)] if rows else []
-
-
-def _operations(ops: Sequence[Op]) -> int:
-    return sum(op.flops_forward + op.flops_backward_input + op.flops_backward_weight for op in ops)
 
 
 def _parameters(dag: Dag, ops: Sequence[Op]) -> int:

@@ -86,7 +86,7 @@ def _costs(dag: Dag, units: Sequence[int]) -> tuple[list[int], list[int]]:
     costs, crossing = [0] * len(units), [0] * len(units)
     for op in dag.ops.values():
         if op.PP is not None:
-            costs[position[op.PP]] += op.flops_forward + op.flops_backward_input + op.flops_backward_weight
+            costs[position[op.PP]] += op.flops
     furthest: dict[tuple[str, int], int] = {}
     for edge in dag.data:
         if edge.src.PP is None or edge.dst.PP is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from piper_jax.errors import ProcessFault, counted
@@ -25,7 +25,6 @@ class Coordination:
     count: int
     _client: Any
     _met: int = 0
-    _names: dict[str, int] = field(default_factory=dict)
 
     def tell(self, topic: str, value: str) -> None:
         """Leaves a value under a topic, in place of this process's earlier one."""

@@ -19,10 +19,9 @@ def leave(code: int) -> int:
     which wait for it. Process 0 leaves a little later, so that others that fail as well can say why themselves."""
     several = coordination()
     if code and several is not None:
-        sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(LAST_SECONDS if several.process == 0 else 0.0)
-        os._exit(code)
+        _exit(code)
     return code
 
 
@@ -38,13 +37,16 @@ def end_in_order(ended: SystemExit) -> NoReturn:
     several = coordination()
     if several is not None and not code:
         several.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    _exit(code)
 
 
 def end_at_once(fault: PiperError) -> NoReturn:
     """Prints the fault, once for this process, and exits with 5."""
-    print(f"{type(fault).__name__}: {fault}", file=sys.stderr, flush=True)
+    print(f"{type(fault).__name__}: {fault}", file=sys.stderr)
+    _exit(EXIT_PROCESSES)
+
+
+def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
-    os._exit(EXIT_PROCESSES)
+    sys.stderr.flush()
+    os._exit(code)

@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from piper_jax import _jax_compat
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
+from piper_jax.lowering.placing import is_random_key
 from piper_jax.lowering.slots import local_spec
 
 MESSAGE_BYTES = 1 << 26
@@ -57,7 +58,7 @@ def _messages(context: Context, keys: Sequence[Key]) -> Iterator[list[Key]]:
     for key in keys:
         message.append(key)
         spec = local_spec(context, key)
-        each = 4 if _is_random(spec.dtype) else spec.dtype.itemsize
+        each = 4 if is_random_key(spec) else spec.dtype.itemsize
         size += math.prod(context.register_shape(key, spec.shape)) * each
         if size > MESSAGE_BYTES:
             yield message
@@ -70,7 +71,7 @@ def _own_part(context: Context, registers: Mapping[Key, jax.Array], key: Key) ->
     """The elements of which this process has the first copy; zero elsewhere. Of random keys, their words."""
     spec, array = local_spec(context, key), registers.get(key)
     shape, dtype = context.register_shape(key, spec.shape), spec.dtype
-    if _is_random(dtype):
+    if is_random_key(spec):
         words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
         shape, dtype = words.shape, words.dtype
         array = None if array is None else jax.jit(jax.random.key_data)(array)
@@ -82,9 +83,5 @@ def _own_part(context: Context, registers: Mapping[Key, jax.Array], key: Key) ->
 
 
 def _from_words(context: Context, key: Key, whole: np.ndarray[Any, Any]) -> Any:
-    dtype = local_spec(context, key).dtype
-    return _jax_compat.random_keys(whole, dtype) if _is_random(dtype) else whole
-
-
-def _is_random(dtype: Any) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    spec = local_spec(context, key)
+    return _jax_compat.random_keys(whole, spec.dtype) if is_random_key(spec) else whole

@@ -53,10 +53,14 @@ class MetricGather:
         return {k: found[n] if self._is_shared else found[k] for n, k in enumerate(self._excess_keys)}
 
     @cached_property
+    def _exchanged(self) -> Mapping[str, tuple[Key, ...]]:
+        return exchanged_metrics(self.context)
+
+    @cached_property
     def _excess_keys(self) -> tuple[Key, ...]:
         if not self._is_shared:
             return tuple(filter(is_excess, self.keys))
-        return tuple(k for keys in exchanged_metrics(self.context).values() for k in keys if is_excess(k))
+        return tuple(k for keys in self._exchanged.values() for k in keys if is_excess(k))
 
     @cached_property
     def _excess_of(self) -> Any:
@@ -68,7 +72,7 @@ class MetricGather:
 
     def _by_key(self, arrays: Sequence[Any]) -> dict[Key, Any]:
         if self._is_shared:
-            return received_metrics(self.context, arrays[0])
+            return received_metrics(self.context, self._exchanged, arrays[0])
         return dict(zip(self.keys, arrays, strict=True))
 
     def combined(self, by_key: Mapping[Key, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +16,7 @@ from piper_jax.lowering.executable import Lowering, Member
 from piper_jax.lowering.instruction import Instruction
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.local_program import LocalProgram
+from piper_jax.lowering.placing import is_random_key
 from piper_jax.lowering.programs import Compiled
 from piper_jax.lowering.slots import Step, local_spec
 from piper_jax.runtime.executor import Executor
@@ -188,10 +188,6 @@ class Alone:
         )  # fmt: skip
 
 
-def _is_random_key(array: Any) -> bool:
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Beside:
     """Registers of one node with their names, and the same arrays from one device."""
@@ -223,7 +219,7 @@ class _Beside:
 
     def arrays(self, keys: Sequence[Key]) -> Iterator[NodeArray]:
         """What is shown of ``keys``; residuals last."""
-        shown = [k for k in keys if k.kind not in _NOT_SHOWN and not _is_random_key(self.registers[k])]
+        shown = [k for k in keys if k.kind not in _NOT_SHOWN and not is_random_key(self.registers[k])]
         for key in sorted(shown, key=lambda k: k.kind in ("residual", "crossing")):
             array = np.asarray(self.registers[key])
             if key.kind == "batch":

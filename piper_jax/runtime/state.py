@@ -14,7 +14,7 @@ import numpy as np
 from piper_jax.errors import RuntimeFault
 from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
-from piper_jax.lowering.placing import placed
+from piper_jax.lowering.placing import is_random_key, placed
 from piper_jax.lowering.shards import from_rows, to_rows
 from piper_jax.lowering.slots import local_spec
 from piper_jax.lowering.updates import GroupUpdate
@@ -124,8 +124,7 @@ class StateLayout:
     def leaves(self, state: TrainState, kind: str, count: int, device: Any, call: str) -> list[jax.Array]:
         """One copy of each logical leaf of a kind, on ``device``, from its first owner."""
         registers = self.registers(state, call)
-        held = {key.item: key for key in reversed(self.all_keys) if key.kind.removesuffix("_shard") == kind}
-        parts = [self._parts(held[i]) for i in range(count)]
+        parts = self._parts_of_leaves(kind, count)
         found = iter(collected(self.context, registers, [k for keys in parts for k in keys], device))
         return [self._together(keys, [next(found) for _ in keys]) for keys in parts]
 
@@ -138,8 +137,7 @@ class StateLayout:
           wanted: False in a process that only helps the others; it gets empty arrays.
         """
         registers = self.registers(state, call)
-        held = {key.item or 0: key for key in reversed(self.all_keys) if key.kind.removesuffix("_shard") == kind}
-        parts = [self._parts(held[i]) for i in range(count)]
+        parts = self._parts_of_leaves(kind, count)
         if self.context.process is None:
             data = {k: _raw(registers[k]) for keys in parts for k in keys}
             for array in data.values():
@@ -170,6 +168,11 @@ class StateLayout:
             )
         return self._together(parts, [jax.device_put(registers[k], sharding) for k in parts])
 
+    def _parts_of_leaves(self, kind: str, count: int) -> list[list[Key]]:
+        """For each logical leaf of a kind, the keys that together hold it on its first owner."""
+        held = {key.item or 0: key for key in reversed(self.all_keys) if key.kind.removesuffix("_shard") == kind}
+        return [self._parts(held[i]) for i in range(count)]
+
     def _parts(self, key: Key) -> list[Key]:
         """The keys that together hold the leaf of one of them: itself, or the shards of all owners, in order."""
         if not key.kind.endswith("_shard"):
@@ -197,11 +200,6 @@ def state_layout(context: Context, updates: Mapping[str, GroupUpdate]) -> StateL
 def _private(value: Any) -> jax.Array:
     """A copy that nobody else holds."""
     return jax.random.clone(value) if is_random_key(value) else jnp.array(value, copy=True)
-
-
-def is_random_key(value: Any) -> bool:
-    """Whether an array (or its spec) is of random keys."""
-    return jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key)
 
 
 def _raw(value: jax.Array) -> jax.Array:

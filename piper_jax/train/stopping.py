@@ -27,7 +27,6 @@ class StopSignal:
 
     Attributes:
       requested: the signal that came, if one did.
-      agreement: of several processes, which all stop after the same step; nothing is interrupted then.
     """
 
     def __init__(self) -> None:
