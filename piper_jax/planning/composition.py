@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from piper_jax.arguments import shown
-from piper_jax.errors import DirectiveError, PiperError, suggest
+from piper_jax.errors import DirectiveError, PiperError, counted, suggest
 from piper_jax.ir.filters import where
 from piper_jax.ir.nodes import Compute
 from piper_jax.planning.fitting import fitted
@@ -37,9 +38,23 @@ def compose(plan: Plan, strategy: object) -> Plan:
     made, limit = _composed(plan, strategy, strategy.stages), strategy.memory_limit
     if limit is None:
         return made
-    if strategy.stages is not None or len(made.dag.ops) == len(plan.dag.ops):
-        return made.check(memory_limit=limit)
-    return fitted(plan, made, limit, lambda stages: _composed(plan, strategy, stages))
+    with _named(strategy):
+        if strategy.stages is not None or len(made.dag.ops) == len(plan.dag.ops):
+            return made.check(memory_limit=limit)
+        return fitted(plan, made, limit, lambda stages: _composed(plan, strategy, stages))
+
+
+@contextmanager
+def _named(strategy: Strategy) -> Iterator[None]:
+    """Errors of what follows from a field of the strategy say where it was written."""
+    try:
+        yield
+    except PiperError as error:
+        place = at_line("Strategy", strategy.line)
+        if str(error.data.get("place", "")).startswith(place):
+            raise
+        data = error.data | {"place": place}
+        raise type(error)(f"{place}: {error.what}", detail=error.detail, help=error.help, **data) from None
 
 
 def _composed(plan: Plan, strategy: Strategy, stages: Sequence[str] | Sequence[Sequence[int]] | None) -> Plan:
@@ -52,27 +67,20 @@ def _composed(plan: Plan, strategy: Strategy, stages: Sequence[str] | Sequence[S
     if not any(registered.phase == "schedule" for _, registered in named):
         named.insert(0, (_implied(SCHEDULE), find_strategy(SCHEDULE)))
     if stages is not None:
-        plan = _cut_as_listed(plan, strategy, stages)
+        with _named(strategy):
+            plan = _written_at(strategy.line, plan, plan.cut(stages=stages))
     for item, registered in sorted(named, key=lambda pair: PHASES.index(pair[1].phase)):
         plan = _applied(plan, strategy, item, registered)
         if stages is not None and plan.num_stages != len(stages):
             raise DirectiveError(
-                f"{at_line('Strategy', strategy.line)}: {len(stages)} stages are listed, but {item.name} has "
+                f"{at_line('Strategy', strategy.line)}: stages lists {len(stages)}, but {item.name} has "
                 f"{plan.num_stages}.",
-                help=f"list {plan.num_stages} stages, or leave stages out.",
+                help=f"list {counted(plan.num_stages, 'stage')}, or leave stages out.",
             )
     replicas = strategy.data_parallel * strategy.expert_parallel
     if replicas > 1 and not any(registered.phase == "replicate" for _, registered in named):
         plan = _written_at(strategy.line, plan, plan.replicate(where(), axes=REPLICAS))
     return plan
-
-
-def _cut_as_listed(plan: Plan, strategy: Strategy, stages: Sequence[str] | Sequence[Sequence[int]]) -> Plan:
-    try:
-        return _written_at(strategy.line, plan, plan.cut(stages=stages))
-    except PiperError as error:
-        place = at_line("Strategy", strategy.line)
-        raise type(error)(f"{place}: {error.what}", detail=error.detail, help=error.help, place=place) from None
 
 
 def _implied(name: str) -> Directive:
@@ -201,15 +209,15 @@ def _fewer_stages(error: PiperError, strategy: Strategy, item: Directive) -> str
     """The fix of too many stages in terms of what gives their number; "" for other errors."""
     units, stages = error.data.get("units"), error.data.get("stages")
     if strategy.stages is not None and isinstance(stages, int) and units == len(strategy.stages):
-        return f"list {stages} stages, or leave stages out."
+        return f"list {counted(stages, 'stage')}, or leave stages out."
     if not isinstance(units, int) or not isinstance(stages, int) or stages % strategy.pipeline_parallel:
         return ""
     ranks, each = strategy.pipeline_parallel, stages // strategy.pipeline_parallel
     fixes = [f"pipeline_parallel={units // each}"] if units >= each else []
     if VIRTUAL in _found(item).options and units >= ranks:
         fixes.append(f"{VIRTUAL}={units // ranks}")
-    counted = f"a rank has {each} stages: " if each > 1 else ""
-    return f"{counted}use {' or '.join(fixes)} at most, or more regions." if fixes else "annotate more regions."
+    each_has = f"a rank has {each} stages: " if each > 1 else ""
+    return f"{each_has}use {' or '.join(fixes)} at most, or more regions." if fixes else "annotate more regions."
 
 
 def _written_at(line: str, before: Plan, plan: Plan) -> Plan:

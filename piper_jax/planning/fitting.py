@@ -62,7 +62,7 @@ def fitted(traced: Plan, first: Plan, limit: int, planned: Callable[[Stages], Pl
 def _none_fits(best: _Trial, limit: int) -> PlanError:
     over = {g: n for g, n in best.peaks.items() if n > limit}
     return PlanError(
-        f"Strategy: no cut into {len(best.stages)} stages was found with {bytes_text(limit)} on each device.",
+        f"no cut into {len(best.stages)} stages was found with {bytes_text(limit)} on each device.",
         detail=[f"{group} needs {bytes_text(needed)} in the best one" for group, needed in over.items()],
         help=f"memory_limit={max(best.peaks.values())} fits; or more stages, ActivationCheckpointing, a higher "
         "zero_stage, or more microbatches.",

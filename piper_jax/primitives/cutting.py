@@ -71,6 +71,8 @@ def _stages(
         return [[units[i] for i in part] for part in balanced_stages(costs, crossing, stages)]
     texts = [stage for stage in stages if isinstance(stage, str)]
     given = units_of_stages(dag, texts) if texts else cast(Sequence[Sequence[int]], stages)
+    if not given:
+        raise DirectiveError("stages is empty.", help="list the units of each stage, or leave stages out.")
     listed = [unit for members in given for unit in members]
     if listed != list(units) or not all(given):
         raise DirectiveError(

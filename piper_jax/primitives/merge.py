@@ -100,11 +100,20 @@ def _merged_op(name: str, together: Sequence[Op]) -> Op:
 
 def _merged_name(together: Sequence[Op], old: Mapping[str, Op], new: Mapping[str, Op]) -> str:
     """``layers.0-3`` for layers.0 to layers.3; ``embed-layers.1`` where the names differ before a last number."""
-    first, last = together[0].name, together[-1].name
-    head, tail = re.fullmatch(r"(.*?)(\d+)", first), re.fullmatch(r"(.*?)(\d+)", last)
-    name = f"{first}-{tail[2]}" if head and tail and head[1] == tail[1] else f"{first}-{last}"
+    names = [op.name for op in together]
+    first, last = names[0], names[-1]
+    head = re.fullmatch(r"(.*?)(\d+)(#\d+)?(?:-\d+)?", first)
+    tail = re.fullmatch(r"(.*?)(?:\d+-)?(\d+)(?:#\d+)?", last)
+    if len({re.sub(r"#\d+$", "", name) for name in names}) == 1:
+        name = first
+    elif head and tail and head[1] == tail[1] and int(head[2]) < int(tail[2]):
+        name = f"{head[1]}{head[2]}{head[3] or ''}-{tail[2]}"
+    else:
+        layer = re.sub(r"(\d)#\d+$", r"\1", last)
+        name = f"{first}-{last if layer == first else layer}"
+    others = {*old, *new}.difference(names)
     candidate, number = name, 2
-    while candidate in old or candidate in new:
+    while candidate in others:
         candidate, number = f"{name}#{number}", number + 1
     return candidate
 

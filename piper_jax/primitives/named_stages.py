@@ -4,63 +4,106 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from piper_jax.errors import DirectiveError
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import under
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A unit, and the paths by which it is found: its name, the modules in it, the leaves that it alone reads."""
+
+    name: str
+    paths: tuple[str, ...]
+    owns: bool
+
+
 def units_of_stages(dag: Dag, stages: Sequence[str]) -> list[list[int]]:
     """The units of each stage, given as text: module paths or patterns, ``layers.0-2`` for neighbours, with commas.
 
-    A unit is found by the modules in its name and by the parameters that it alone reads.
+    A unit that no stage names and that has no parameters of its own goes with the unit before it.
 
     Raises:
-      DirectiveError: a path of no unit, or a unit of no stage or of several.
+      DirectiveError: a path of no unit, a unit of no stage or of several, or stages that are not in order.
     """
-    paths = _paths_of_units(dag)
-    found: list[list[int]] = []
-    for number, text in enumerate(stages):
-        words = [word for part in text.split(",") if part.strip() for word in _expanded(part.strip())]
-        for word in words:
-            if not any(under((word,), own) for own in paths.values()):
-                known = dict.fromkeys(path for own in paths.values() for path in own)
-                near = difflib.get_close_matches(word, known, n=3, cutoff=0.3) or list(known)[:3]
-                raise DirectiveError(
-                    f"stages[{number}]={text!r}: no unit has {word!r}.", help=f"such as {', '.join(near)}."
-                )
-        found.append([unit for unit, own in paths.items() if under(tuple(words), own)])
-    for unit, own in paths.items():
-        places = [number for number, members in enumerate(found) if unit in members]
-        if len(places) != 1:
+    units = _units(dag)
+    found = [_members(units, f"stages[{number}]={text!r}", text) for number, text in enumerate(stages)]
+    stage_of: dict[int, int] = {}
+    before = 0
+    for number, unit in units.items():
+        places = [stage for stage, members in enumerate(found) if number in members]
+        if len(places) != 1 and (places or unit.owns):
             where = f"stages {' and '.join(map(str, places))}" if places else "no stage"
             raise DirectiveError(
-                f"unit {unit} ({own[0]}) is in {where}.", help="list every unit in one stage; print(plan) shows them."
+                f"unit {number} ({unit.name}) is in {where}.",
+                help="list every unit in one stage; print(plan) shows them.",
             )
-    return found
+        before = stage_of[number] = places[0] if places else before
+    _require_order(units, stage_of)
+    return [[unit for unit, stage in stage_of.items() if stage == number] for number in range(len(stages))]
 
 
-def _paths_of_units(dag: Dag) -> dict[int, tuple[str, ...]]:
-    """For each unit its name, the modules in it, and the paths of the leaves that it alone reads."""
+def _members(units: Mapping[int, _Unit], place: str, text: str) -> set[int]:
+    members: set[int] = set()
+    for word in (word for part in text.split(",") if part.strip() for word in _expanded(part.strip(), place)):
+        own = {number for number, unit in units.items() if under((word,), unit.paths)}
+        if not own:
+            known = dict.fromkeys(path for unit in units.values() for path in unit.paths)
+            near = difflib.get_close_matches(word, known, n=3, cutoff=0.3) or list(known)[:3]
+            raise DirectiveError(f"{place}: no unit has {word!r}.", help=f"such as {', '.join(near)}.")
+        members |= own
+    if not members:
+        some = ", ".join(unit.name for unit in list(units.values())[:3])
+        raise DirectiveError(f"{place} names no unit.", help=f"name modules, such as {some}; or leave the stage out.")
+    return members
+
+
+def _require_order(units: Mapping[int, _Unit], stage_of: Mapping[int, int]) -> None:
+    for one, other in pairwise(units):
+        if stage_of[one] > stage_of[other]:
+            raise DirectiveError(
+                f"stages[{stage_of[other]}] has {units[other].name}, but stages[{stage_of[one]}] has "
+                f"{units[one].name}, which comes before it in the model.",
+                help="list stages in the order of the model, each of neighbouring units; print(plan) shows them.",
+            )
+
+
+def _units(dag: Dag) -> dict[int, _Unit]:
     readers: dict[str, set[int | None]] = {}
     for op in dag.ops.values():
         for bucket in op.reads:
             readers.setdefault(bucket, set()).add(op.PP)
-    found: dict[int, dict[str, None]] = {}
+    names: dict[int, list[str]] = {}
+    leaves: dict[int, list[str]] = {}
     for op in dag.ops.values():
-        if op.PP is None:
-            continue
-        names = [op.name, *re.sub(r"#\d+", "", op.name).split("+")]
-        own = (dag.buckets[b] for b in op.reads if len(readers[b]) == 1 and b in dag.buckets)
-        leaves = [leaf.path.removeprefix("params.") for bucket in own for leaf in bucket.leaves]
-        found.setdefault(op.PP, {}).update(dict.fromkeys([*names, *leaves]))
-    return {unit: tuple(found[unit]) for unit in sorted(found)}
+        if op.PP is not None:
+            names.setdefault(op.PP, []).append(op.name)
+            own = (dag.buckets[b] for b in op.reads if len(readers[b]) == 1 and b in dag.buckets)
+            leaves.setdefault(op.PP, []).extend(leaf.path for bucket in own for leaf in bucket.leaves)
+    return {unit: _unit(names[unit], [_plain(path) for path in leaves[unit]]) for unit in sorted(names)}
 
 
-def _expanded(word: str) -> list[str]:
+def _unit(names: Sequence[str], leaves: Sequence[str]) -> _Unit:
+    """What one of several readers of a parameter has in its name after ``#`` is found by that whole name alone."""
+    plain = [re.sub(r"#\d+", "", name) for name in names if leaves or "#" not in name]
+    modules = [word for name in plain for part in name.split("+") for word in (part, *_expanded(part))]
+    return _Unit(names[0], tuple(dict.fromkeys([*names, *modules, *leaves])), bool(leaves))
+
+
+def _plain(path: str) -> str:
+    return path.removeprefix("params.")
+
+
+def _expanded(word: str, place: str = "") -> list[str]:
     """``layers.0-2`` as ``layers.0``, ``layers.1``, ``layers.2``."""
-    match = re.fullmatch(r"(.*\D|)(\d+)-(\d+)", word)
+    match = re.fullmatch(r"(.*\D|)(\d+)-(\d+)", _plain(word))
     if match is None:
-        return [word]
-    return [f"{match[1]}{number}" for number in range(int(match[2]), int(match[3]) + 1)]
+        return [_plain(word)]
+    stem, first, last = match[1], int(match[2]), int(match[3])
+    if place and first > last:
+        raise DirectiveError(f"{place}: {stem}{first}-{last} runs backwards.", help=f"write {stem}{last}-{first}.")
+    return [f"{stem}{number}" for number in range(first, last + 1)]

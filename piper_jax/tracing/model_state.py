@@ -155,7 +155,7 @@ def nbytes(aval: Any) -> int:
 
 
 def _leaf(path: Sequence[Any], value: Any, kind: LeafKind, metadata: Any = None) -> Leaf:
-    aval, name = spec(value), path_text(path)
+    aval, name = spec(value), path_text(path) or "params"
     names = axis_names(metadata)
     if names and len(names) != len(aval.shape):
         raise TraceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def _unique(name: str, taken: Mapping[str, Any] | set[str]) -> str:
 def unit_names(
     state: ModelState, parts: Sequence[Chunk], eqns: Sequence[Sequence[FlatEqn]], places: Sequence[Unit]
 ) -> list[str]:
-    """Module paths of the leaves that a unit alone reads, or of its scopes, or its number.
+    """Module paths of the leaves that a unit alone reads, or of its scopes, or the name of the unit before it.
 
     Experts have the whole path that their leaves share; what follows them in their pipeline unit combines them.
     """
@@ -59,9 +60,28 @@ def unit_names(
         roots = list(dict.fromkeys(_module_root(state.leaves[leaf].path) for leaf in own))
         if not roots:
             roots = list(dict.fromkeys(e.path.split(".")[0] for e in eqns[unit] if e.path))
-        label = "+".join(roots[:2]) + ("+..." if len(roots) > 2 else "") if roots else f"unit{unit}"
-        names.append(_unique(label, set(names)))
+        before = re.sub(r"#\d+$", "", names[-1]) if names else f"unit{unit}"
+        names.append(_unique(_label(roots) if roots else before, set(names)))
     return names
+
+
+def _label(roots: Sequence[str]) -> str:
+    """``embed+layers.0-2``: neighbours by number are written as one; ``+...`` after two."""
+    runs: list[tuple[str, int, int] | str] = []
+    for root in roots:
+        match, known = re.fullmatch(r"(.*?)(\d+)", root), runs[-1] if runs else ""
+        if match is None:
+            runs.append(root)
+        elif not isinstance(known, str) and (known[0], known[2] + 1) == (match[1], int(match[2])):
+            runs[-1] = (match[1], known[1], int(match[2]))
+        else:
+            runs.append((match[1], int(match[2]), int(match[2])))
+    words = [run if isinstance(run, str) else _run_text(*run) for run in runs]
+    return "+".join(words[:2]) + ("+..." if len(words) > 2 else "")
+
+
+def _run_text(stem: str, first: int, last: int) -> str:
+    return f"{stem}{first}" if first == last else f"{stem}{first}-{last}"
 
 
 def _shared_path(paths: Sequence[str]) -> str:
@@ -73,6 +93,6 @@ def _shared_path(paths: Sequence[str]) -> str:
 
 def _module_root(path: str) -> str:
     """The first module of a path, or the layer: all until the first number."""
-    parts = [p for p in path.split(".") if p != "params"]
+    parts = [p for p in path.split(".") if p != "params"] or [path]
     number = next((k for k, part in enumerate(parts) if k and part.isdigit()), 0)
     return ".".join(parts[: number + 1])

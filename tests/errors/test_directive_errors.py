@@ -50,8 +50,52 @@ def stages_that_leave_a_unit_out():
 @expected(
     piper.DirectiveError,
     """
-    Strategy at FILE.py:LINE: 2 stages are listed, but 1F1B has 1.
-    help: list 1 stages, or leave stages out.
+    cut[0] at FILE.py:LINE: stages[0] has layers.1, but stages[1] has layers.0, which comes before it in the model.
+    help: list stages in the order of the model, each of neighbouring units; print(plan) shows them.
+""",
+)
+def stages_by_path_out_of_order():
+    chain(4).cut(stages=["layers.1, layers.3", "layers.0, layers.2"])
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    cut[0] at FILE.py:LINE: stages[1]='params.layers.3-1': layers.3-1 runs backwards.
+    help: write layers.1-3.
+""",
+)
+def stages_with_a_range_that_runs_backwards():
+    chain(4).cut(stages=["layers.0", "params.layers.3-1"])
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    cut[0] at FILE.py:LINE: stages[1]=' , ' names no unit.
+    help: name modules, such as layers.0, layers.1; or leave the stage out.
+""",
+)
+def a_stage_without_a_path():
+    chain(2).cut(stages=["layers.0-1", " , "])
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    Strategy at FILE.py:LINE: cut[0] at FILE.py:LINE: stages is empty.
+    help: list the units of each stage, or leave stages out.
+""",
+)
+def no_stages_at_all():
+    chain(2).apply(piper.Strategy(stages=()))
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    Strategy at FILE.py:LINE: stages lists 2, but 1F1B has 1.
+    help: list 1 stage, or leave stages out.
 """,
 )
 def stages_of_another_number_than_the_schedules():

@@ -92,7 +92,8 @@ def test_stages_move_until_they_fit_into_memory(schedule: str) -> None:
 
 def test_where_nothing_fits_the_least_limit_found_is_named() -> None:
     plan = _wide_first_layers([4096, 4096, 512, 512])
-    with pytest.raises(PlanError, match=r"no cut into 2 stages was found with 1\.00 KiB on each device") as caught:
+    said = r"^Strategy at test_automatic_cut.py:\d+: no cut into 2 stages was found with 1\.00 KiB on each device"
+    with pytest.raises(PlanError, match=said) as caught:
         plan.apply(piper.Strategy(pipeline_parallel=2, memory_limit=1024))
     needed = int(re.findall(r"memory_limit=(\d+) fits", caught.value.help)[0])
     assert max(_needed(plan.apply(piper.Strategy(pipeline_parallel=2, memory_limit=needed)))) <= needed
@@ -100,5 +101,17 @@ def test_where_nothing_fits_the_least_limit_found_is_named() -> None:
 
 def test_stages_that_are_given_are_only_checked() -> None:
     plan = _wide_first_layers([4096, 4096, 512, 512])
-    with pytest.raises(PlanError, match="memory"):
+    with pytest.raises(PlanError, match=r"^Strategy at test_automatic_cut.py:\d+: fits-in-memory: "):
         plan.apply(piper.Strategy(pipeline_parallel=2, memory_limit=1024, stages=("0, 1", "2, 3")))
+
+
+def test_what_lies_between_arrays_has_the_name_of_the_array_before() -> None:
+    def loss_fn(params: Any, x: Any) -> Any:
+        for w in params["l"]:
+            x = jnp.tanh(x @ w)
+        return (x**2).mean()
+
+    w = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    plan = piper.trace(loss_fn, {"l": [w] * 3}, w)
+    assert [*plan.dag.ops] == ["l.0", "l.0#2", "l.1", "l.1#2", "l.2"]
+    assert [*plan.cut(stages=["l.0", "l.1-2"]).dag.ops] == ["l.0", "l.1-2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from traced_dags import chain, experts, op, tied, traced
@@ -62,6 +63,35 @@ def test_stages_are_given_by_module_paths() -> None:
     assert chain(4).replay(plan.history).dag == plan.dag
     strategy = piper.Strategy(pipeline_parallel=2, stages=("layers.0-2", "layers.3"))
     assert [op.units for op in chain(4).apply(strategy).dag.ops.values()] == [(0, 1, 2), (3,)]
+
+
+def _with_nameless() -> piper.Plan:
+    """What lies between layers reads nothing of its own; the last unit reads the first one's parameters."""
+    names = ["embed", "layers.0", "layers.0#2", "layers.1", "layers.1#2", "embed#2"]
+    reads = [("embed",), ("layers.0",), (), ("layers.1",), (), ("embed",)]
+    ops = [op(name, k, reads=own) for k, (name, own) in enumerate(zip(names, reads, strict=True))]
+    return traced(ops, [(a, b, f"v.{a}") for a, b in pairwise(names)])
+
+
+@pytest.mark.parametrize(
+    ("stages", "units", "names"),
+    [
+        (["embed, layers.0", "layers.1"], [(0, 1, 2), (3, 4, 5)], ["embed-layers.0", "layers.1-embed#2"]),
+        (["params.embed", "layers.0-1"], [(0,), (1, 2, 3, 4, 5)], ["embed", "layers.0-embed#2"]),
+        (["embed", "layers.0, layers.1", "embed#2"], [(0,), (1, 2, 3, 4), (5,)], ["embed", "layers.0-1", "embed#2"]),
+        (["embed", "layers.0", "layers.0#2, layers.1"], [(0,), (1,), (2, 3, 4, 5)], None),
+    ],
+)
+def test_units_without_parameters_go_with_the_unit_before(stages: Any, units: Any, names: Any) -> None:
+    ops = _with_nameless().cut(stages=stages).dag.ops
+    assert [o.units for o in ops.values()] == units
+    assert names is None or list(ops) == names
+
+
+def test_parts_of_one_layer_keep_its_name() -> None:
+    plan = _with_nameless()
+    assert list(plan.cut(stages=[(0,), (1, 2), (3, 4, 5)]).dag.ops)[:2] == ["embed", "layers.0"]
+    assert list(plan.cut(stages=[(0, 1), (2, 3, 4), (5,)]).dag.ops)[1] == "layers.0#2-1"
 
 
 def test_the_stages_are_a_table() -> None:
