@@ -44,6 +44,11 @@ class Source(Protocol):
         """A line for each annotated region that is no unit."""
         ...
 
+    @property
+    def undivided(self) -> Sequence[str]:
+        """A line for each equation that holds much of the model and is one unit."""
+        ...
+
     def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> Sequence[Mapping[str, Any]] | None:
         """The cost fields of operations made of these units with these remat policies, or None if unknown."""
 
@@ -55,6 +60,7 @@ class Unbound:
     fingerprint: str = ""
     structure: Structure = field(default_factory=dict)
     uncounted: tuple[str, ...] = ()
+    undivided: tuple[str, ...] = ()
 
     def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> None:
         """Operations keep the costs that they have."""
@@ -266,7 +272,7 @@ class Plan:
 
     def _raise_located(self, error: DirectiveError | FilterError, record: Applied) -> NoReturn:
         """The same error, with the directive, its number and the user's line, and what it contradicts."""
-        detail = (*error.detail, *(self.source.uncounted if "units" in error.data else ()))
+        detail = (*error.detail, *((*self.source.uncounted, *self.source.undivided) if "units" in error.data else ()))
         conflict, node = error.data.get("conflict"), error.data.get("node")
         if isinstance(conflict, str):
             other = earlier(self.history, self.dag, conflict, node if isinstance(node, NodeId) else NodeId(""))

@@ -63,7 +63,7 @@ def _stages(
                 f"the model has {counted(len(units), 'unit')}, too few for {counted(stages, 'stage')}."
                 if stages > 0
                 else f"{counted(stages, 'stage')} are too few.",
-                help=f"use 1 to {counted(len(units), 'stage')}, or annotate more regions.",
+                help=f"use {'1 to ' * (len(units) > 1)}{counted(len(units), 'stage')}, or annotate more regions.",
                 units=len(units),
                 stages=stages,
             )

@@ -21,6 +21,7 @@ from piper_jax.tracing.optimizer_program import OptimizerProgram, trace_optimize
 from piper_jax.tracing.regions import uncounted_regions
 from piper_jax.tracing.source import Source
 from piper_jax.tracing.structure import structure
+from piper_jax.tracing.undivided import undivided
 from piper_jax.tracing.unit_costs import named, signature, unit_costs
 
 
@@ -62,6 +63,7 @@ class Assembly:
             loss_fn=self.loss_fn, state=self.state, batch=self.layout, program=self.program, units=self.units,
             bucket_leaves=leaves_of, values={name: v for v, name in value_names.items()}, optimizer=update,
             bucket_names=bucket_names, forward_only=self.forward_only, uncounted=uncounted_regions(self.program),
+            undivided=undivided(self.program),
             structure=structure(
                 self.program.flat, self.state, update, self.units.of_eqn, names, self.layout, dag.buckets, dag.couplings
             ),

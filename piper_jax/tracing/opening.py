@@ -1,4 +1,4 @@
-"""Opens loops over layers, and checkpoints around regions, so that what they hold can be placed on its own.
+"""Opens loops over layers, and checkpoints around regions or most of a model, so that what they hold is placed apart.
 
 A scan over stacked layers becomes ``length`` copies of its body. A stack is in pieces, one for each layer: equations
 that work on each piece by itself stay with it, and only what mixes layers joins them. ::
@@ -88,11 +88,16 @@ def inner_jaxprs(params: Mapping[str, Any]) -> list[Any]:
     return [inner for v in values if hasattr(inner := getattr(v, "jaxpr", v), "eqns")]
 
 
+def _num_eqns(eqn: Any) -> int:
+    return 1 + sum(_num_eqns(e) for inner in inner_jaxprs(eqn.params) for e in inner.eqns)
+
+
 class _Opening:
     def __init__(self, flat: Flat):
         self.eqns: list[FlatEqn] = []
         self.avals: list[Any] = []
         self.consts: dict[int, Any] = {}
+        self.num_eqns = sum(_num_eqns(eqn.eqn) for eqn in flat.eqns)
         self.known_consts: dict[tuple[int, int], int] = {}
         self.numbers = itertools.count()
         self.regions: dict[int, bool] = {}
@@ -173,7 +178,9 @@ class _Opening:
         name = eqn.name
         if name == "scan" and (parts := _jax_compat.scan_parts(eqn.eqn)) and self.is_layered(eqn, parts, operands):
             return self.scan(eqn, parts, operands)
-        if name in _jax_compat.REMAT and (self.holds_layers(eqn, operands) or self.has_regions(eqn)):
+        if name in _jax_compat.REMAT and (
+            self.holds_layers(eqn, operands) or self.has_regions(eqn) or self.holds_most(eqn)
+        ):
             return self.checkpoint(eqn, operands)
         if any(isinstance(held, Pieces) for held in operands):
             return self.on_pieces(eqn, operands)
@@ -227,6 +234,10 @@ class _Opening:
     def holds_layers(self, eqn: FlatEqn, operands: Sequence[Held]) -> bool:
         of_state = any(isinstance(h, Pieces) and h.of_state for h in operands)
         return of_state and any(e.primitive.name == "scan" for i in inner_jaxprs(eqn.eqn.params) for e in i.eqns)
+
+    def holds_most(self, eqn: FlatEqn) -> bool:
+        """Whether a checkpoint is around most of the model, in equations, which are as many at any batch size."""
+        return 2 * _num_eqns(eqn.eqn) > self.num_eqns
 
     def scan(self, eqn: FlatEqn, parts: _jax_compat.Scan, operands: Sequence[Held]) -> Sequence[Held]:
         body, number = self.body(parts.body), next(self.numbers)

@@ -30,6 +30,7 @@ class Source:
       bucket_names: bucket names by the index that ``optimizer`` uses.
       structure: the program as text, for saved plans.
       uncounted: a line for each annotated region that is no unit.
+      undivided: a line for each equation that holds much of the model and is one unit.
     """
 
     loss_fn: Callable[..., Any]
@@ -44,6 +45,7 @@ class Source:
     structure: Structure
     forward_only: bool = False
     uncounted: tuple[str, ...] = ()
+    undivided: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:

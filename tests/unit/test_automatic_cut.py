@@ -115,3 +115,19 @@ def test_what_lies_between_arrays_has_the_name_of_the_array_before() -> None:
     plan = piper.trace(loss_fn, {"l": [w] * 3}, w)
     assert [*plan.dag.ops] == ["l.0", "l.0#2", "l.1", "l.1#2", "l.2"]
     assert [*plan.cut(stages=["l.0", "l.1-2"]).dag.ops] == ["l.0", "l.1-2"]
+
+
+@pytest.mark.parametrize("wrapped", [jax.checkpoint, lambda f: jax.jit(jax.checkpoint(jax.jit(f)))], ids=["", "jit"])
+def test_a_model_inside_one_checkpoint_is_cut_and_each_stage_is_checkpointed(wrapped: Any) -> None:
+    def loss_fn(params: Any, x: Any) -> Any:
+        for up, down in params:
+            x = jnp.tanh(x @ up) @ down
+        return (x**2).mean()
+
+    w, x = jax.ShapeDtypeStruct((8, 64), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    layers = [(w, jax.ShapeDtypeStruct((64, 8), jnp.float32))] * 4
+    plain = piper.trace(loss_fn, layers, x).cut(stages=[f"{k}" for k in range(4)])
+    again = piper.trace(wrapped(loss_fn), layers, x).cut(stages=[f"{k}" for k in range(4)])
+    assert [*again.dag.ops] == [*plain.dag.ops]
+    residuals = [[op.residual_bytes for op in plan.dag.ops.values()] for plan in (plain, again)]
+    assert all(kept > computed for kept, computed in zip(*residuals, strict=True))
