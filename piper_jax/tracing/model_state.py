@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from piper_jax.arguments import shown
 from piper_jax.errors import TraceError
 from piper_jax.ir.nodes import Carry, Leaf, LeafKind
 from piper_jax.tracing.axis_names import axis_names, is_boxed
 from piper_jax.tracing.pieces import Division
+from piper_jax.tracing.trained import HELP, trained_leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,18 +105,24 @@ def model_state(params: Any, wrt: Any = None) -> ModelState:
 
     Args:
       params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Other leaves are static.
-      wrt: for modules, the Variable type or filter that is trained; ``nnx.Param`` by default.
+      wrt: for modules, the Variable type or filter that is trained, ``nnx.Param`` by default; for pytrees, paths or a
+        tree of booleans, by default every array of floating-point numbers.
 
     Raises:
       TraceError: no trainable leaf.
     """
-    if wrt is not None and not isinstance(params, nnx.Module):
-        raise TraceError(
-            f"trace: wrt means nothing for a {type(params).__name__}.", help="wrt chooses variables of an nnx.Module."
-        )
     if isinstance(params, nnx.Module):
-        return _nnx_state(params, nnx.Param if wrt is None else wrt).required(type(params).__name__)
-    return _tree_state(params).required(type(params).__name__)
+        state = _nnx_state(params, nnx.Param if wrt is None else wrt)
+    else:
+        state = _tree_state(params, wrt)
+    if wrt is not None and not state.trainable:
+        chosen = wrt.__name__ if isinstance(wrt, type) else shown(wrt)
+        of_module = "such as wrt=nnx.LoRAParam for modules with such variables; without wrt all parameters are trained."
+        raise TraceError(
+            f"trace: wrt={chosen} chooses no floating-point array of the {type(params).__name__}.",
+            help=of_module if isinstance(params, nnx.Module) else HELP,
+        )
+    return state.required(type(params).__name__)
 
 
 def is_array(leaf: Any) -> bool:
@@ -172,13 +180,16 @@ def _is_float(value: Any) -> bool:
     return jnp.issubdtype(spec(value).dtype, jnp.inexact)
 
 
-def _tree_state(params: Any) -> ModelState:
+def _tree_state(params: Any, wrt: Any) -> ModelState:
     with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
+    chosen = [True] * len(with_path)
+    if wrt is not None:
+        chosen = trained_leaves(params, [path_text(path) for path, _ in with_path], wrt)
     boxes = [box for box in jax.tree.leaves(params, is_leaf=is_boxed) for _ in jax.tree.leaves(box)]
     static = [None if is_array(v) else v for _, v in with_path]
     arrays = [i for i, (_, v) in enumerate(with_path) if is_array(v)]
     leaves = tuple(
-        _leaf(with_path[i][0], with_path[i][1], "trainable" if _is_float(with_path[i][1]) else "constant", boxes[i])
+        _leaf(*with_path[i], "trainable" if chosen[i] and _is_float(with_path[i][1]) else "constant", boxes[i])
         for i in arrays
     )
 

@@ -45,7 +45,8 @@ def trace(
       params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Non-array leaves are static.
       batch: a pytree of arrays ``[batch, ...]`` or their shapes; scalars are shared by all slices.
       optimizer: an ``optax.GradientTransformation``; without one gradients are reduced, and the updates change nothing.
-      wrt: for modules, the Variable filter that is trained (``nnx.Param``).
+      wrt: what is trained: for modules a Variable filter (``nnx.Param``); for pytrees a path such as ``"*.lora_a"``,
+        several, or a tree of booleans like a mask of optax (every array of floating-point numbers).
       forward_only: ``loss_fn`` may return anything; the plan has forward passes alone.
 
     Returns:

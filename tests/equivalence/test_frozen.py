@@ -11,7 +11,9 @@ import optax
 import pytest
 from flax import nnx
 from oracle import Problem, assert_equivalent, momentum, strategy
-from tiny_models import DIM, Tower, mean_loss, tokens
+from tiny_models import DIM, Tower, cross_entropy, mean_loss, tokens
+
+from piper_jax.tracing.model_state import model_state
 
 LAYOUTS = [
     {"stages": 2, "data": 2, "microbatches": 2, "zero_stage": 1},
@@ -52,6 +54,58 @@ def test_variables_chosen_by_path(layout: dict[str, Any]) -> None:
     after = train.params(train.step(train.init(problem.params), problem.batch)[0])
     np.testing.assert_array_equal(after.layers[3].up.kernel, problem.params.layers[3].up.kernel)
     assert bool(jnp.any(after.layers[0].up.bias[...] != problem.params.layers[0].up.bias[...]))
+
+
+# -- leaves of a pytree --------------------------------------------------------------------------------------
+def arrays() -> dict[str, Any]:
+    """Four layers of a plain dict, two of them with an adapter."""
+    keys = iter(jax.random.split(jax.random.key(0), 16))
+    shapes = {"kernel": (DIM, DIM), "lora_a": (DIM, 2), "lora_b": (2, DIM)}
+    layers = [
+        {
+            name: 0.3 * jax.random.normal(next(keys), shape)
+            for name, shape in shapes.items()
+            if k in (1, 3) or name[0] == "k"
+        }
+        for k in range(4)
+    ]
+    return {"embed": jax.random.normal(next(keys), (11, DIM)), "layers": layers, "step": 3}
+
+
+def arrays_loss(params: Any, batch: Any) -> Any:
+    x = params["embed"][batch["x"]]
+    for layer in params["layers"]:
+        low_rank = layer["lora_a"] @ layer["lora_b"] if "lora_a" in layer else 0.0
+        x = x + jnp.tanh(x @ (layer["kernel"] + low_rank))
+    return cross_entropy(x @ params["embed"].T, batch["y"]).mean()
+
+
+ADAPTERS = ["layers.1.lora_a", "layers.1.lora_b", "layers.3.lora_a", "layers.3.lora_b"]
+
+
+@pytest.mark.parametrize(
+    ("wrt", "trained"),
+    [
+        ("*.lora_?", ADAPTERS),
+        (("params.layers.1.lora_a", "embed"), ["embed", "layers.1.lora_a"]),
+        ("layers.3", ["layers.3.kernel", *ADAPTERS[2:]]),
+        ({"embed": True, "layers": [False, False, True, False], "step": True}, ["embed", "layers.2.kernel"]),
+    ],
+)
+def test_leaves_are_chosen_by_path_or_by_a_tree(wrt: Any, trained: list[str]) -> None:
+    state = model_state(arrays(), wrt)
+    assert [state.leaves[i].path for i in state.trainable] == trained
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_adapters_in_plain_arrays(layout: dict[str, Any]) -> None:
+    problem = Problem(loss_fn=arrays_loss, params=arrays(), batch=tokens(16), wrt="*.lora_?", steps=2)
+    train = assert_equivalent(problem, strategy(**layout))
+    state = train.init(problem.params)
+    assert sorted({leaf.shape for leaf in jax.tree.leaves(train.opt_state(state)) if leaf.ndim}) == [(2, DIM), (DIM, 2)]
+    after = train.params(train.step(state, problem.batch)[0])
+    frozen = lambda tree: [tree["embed"], *(layer["kernel"] for layer in tree["layers"])]  # noqa: E731
+    jax.tree.map(np.testing.assert_array_equal, frozen(after), frozen(problem.params))
 
 
 # -- by masks of optimizers -----------------------------------------------------------------------------------
