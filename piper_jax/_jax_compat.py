@@ -20,7 +20,9 @@ from jax.experimental import serialize_executable
 from jax.extend import core
 
 REMAT = frozenset({"checkpoint", "remat", "remat2"})
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 INLINABLE = frozenset({"jit", "pjit", "closed_call", "core_call"})
+_NO_MESH = jax.sharding.AbstractMesh((), ())  # between two of different size, which JAX does not exchange
 _LIBRARY_ROOTS = tuple(
     os.path.realpath(path)
     for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.path.dirname(__file__)}
@@ -36,6 +38,17 @@ def inner_jaxpr(eqn: Any, *, remat: bool = False) -> Any | None:
         inner = eqn.params["jaxpr"]
         return inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
     return None
+
+
+def evaluated(eqn: Any, *, rules: bool) -> Any | None:
+    """The ClosedJaxpr that a checkpoint computes, and with ``rules`` a function with a derivative of its own."""
+    inner = eqn.params["call_jaxpr"] if rules and eqn.primitive.name in CUSTOM else inner_jaxpr(eqn, remat=True)
+    return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+
+
+def has_mesh(eqn: Any) -> bool:
+    """Whether an equation was traced under a mesh."""
+    return not eqn.ctx.cur_abstract_mesh.empty
 
 
 def forwarded(eqn: Any) -> dict[int, int]:
@@ -102,7 +115,7 @@ def bind(eqn: Any, values: Sequence[Any], **changed: Any) -> Sequence[Any]:
         else:  # it was traced under another mesh
             if eqn.primitive.name != "sharding_constraint" and params.get("sharding") is not None:
                 params = {**params, "sharding": None}
-            with jax.sharding.use_abstract_mesh(here):
+            with jax.sharding.use_abstract_mesh(_NO_MESH), jax.sharding.use_abstract_mesh(here):
                 result = eqn.primitive.bind(*values, **params)
     return result if eqn.primitive.multiple_results else (result,)
 
@@ -172,11 +185,15 @@ def custom_jvp_programs(eqn: Any) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr]:
 def user_line(eqn: Any) -> str:
     """``file.py:line`` of the innermost frame in the user's own code, or an empty string."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        line = f"{os.path.basename(frame.file_name)}:{frame.start_line}"
-        path = os.path.realpath(frame.file_name)
-        if path.startswith(_MODELS) or not path.startswith(_LIBRARY_ROOTS):
-            return line
+        if is_users(frame.file_name):
+            return f"{os.path.basename(frame.file_name)}:{frame.start_line}"
     return ""
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of source is the user's own, or one of the models here."""
+    path = os.path.realpath(file)
+    return path.startswith(_MODELS) or not path.startswith(_LIBRARY_ROOTS)
 
 
 class _Relocator(serialize_executable._JaxPjrtUnpickler):

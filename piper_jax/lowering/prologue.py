@@ -61,7 +61,7 @@ def _weight(context: Context, group: str) -> LocalProgram:
             values[program.batch_input(leaf)] = row
         if random:
             values[program.key_input] = slice_key(context, group, *(env[k] for k in random), index)
-        program.flat.run((program.flat.eqns[i] for i in eqns), values, context.replica_axes(group))
+        context.replica(group).run((program.flat.eqns[i] for i in eqns), values)
         return jnp.asarray(read(program.weight, values)).astype(local_spec(context, out).dtype)  # type: ignore[arg-type]
 
     def body(env: dict[Key, Any]) -> dict[Key, Any]:

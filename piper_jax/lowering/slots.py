@@ -64,7 +64,7 @@ class Step:
     def evaluate(self, eqns: Iterable[FlatEqn], values: dict[int, Any]) -> None:
         """Adds the results of some of its equations."""
         with jax.named_scope(self.word):
-            self.flat.run(eqns, values, self.context.replica_axes(self.group))
+            self.context.replica(self.group).run(eqns, values)
 
     def end(self, env: dict[Key, Any], values: Mapping[int, Any]) -> None:
         """Adds what it writes."""

@@ -18,6 +18,7 @@ from piper_jax.tracing.dispatch import Dispatch, dispatch
 from piper_jax.tracing.local_experts import EXPERT_AXIS
 from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.passes import Passes, passes
+from piper_jax.tracing.replica import Replica
 from piper_jax.tracing.source import Source
 
 
@@ -69,6 +70,17 @@ class Tables:
     def replicas_before(self, owned: Ownership, group: str) -> int:
         """The replicas of the owners that come before one of them."""
         return sum(self.meshes[owner].replicas for owner in owned.owners[: owned.owners.index(group)])
+
+    def replica(self, group: str) -> Replica:
+        """What evaluates equations inside the programs of a group."""
+        return Replica(self.replica_axes(group), self._names_divided)
+
+    @cached_property
+    def _names_divided(self) -> frozenset[str]:
+        """Names of dimensions that the tensor axis divides."""
+        leaves = [leaf for bucket in self.dag.buckets.values() for leaf in bucket.leaves if leaf.axis_names]
+        names = (leaf.axis_names[leaf.tensor_dim] or "" for leaf in leaves if leaf.tensor_dim is not None)
+        return frozenset(name for text in names for name in text.split())
 
     def replica_axes(self, group: str) -> tuple[str, ...]:
         """The axes, in a program of a group, along which slices lie."""

@@ -12,6 +12,7 @@ import optax
 from piper_jax.runtime.replicas import REPLICA_AXIS, over_replicas
 from piper_jax.tracing.annotations import loss_parts, replica_axes
 from piper_jax.tracing.carried_state import left
+from piper_jax.tracing.constraints import under_a_mesh
 from piper_jax.tracing.loss_program import BatchLayout, batch_layout, call_loss, key_spec
 from piper_jax.tracing.model_state import ModelState, model_state
 
@@ -65,18 +66,25 @@ def with_trainable(params: Any, trained: Any, wrt: Any = None) -> Any:
 
 
 def _pass(
+    loss_fn: Callable[..., Any], params: Any, batch: Any, *, wrt: Any = None, **slices: Any
+) -> tuple[Any, list[Any], list[Any], ModelState]:
+    """Loss, gradients of the trainable leaves, all leaves with the state that the next step sees, and their layout."""
+    state = model_state(params, wrt)
+    return under_a_mesh(lambda: _pass_of(loss_fn, params, batch, state, **slices), state.axis_names)
+
+
+def _pass_of(
     loss_fn: Callable[..., Any],
     params: Any,
     batch: Any,
+    state: ModelState,
     *,
     num_microbatches: int = 1,
     num_replicas: int = 1,
     key: Any = None,
     step: int = 0,
-    wrt: Any = None,
 ) -> tuple[Any, list[Any], list[Any], ModelState]:
-    """Loss, gradients of the trainable leaves, all leaves with the state that the next step sees, and their layout."""
-    state, layout = model_state(params, wrt), batch_layout(batch)
+    layout = batch_layout(batch)
     values = [jnp.asarray(v) if not _is_key(v) else v for v in state.values(params)]
     step_key = jax.random.fold_in(jax.random.key(0) if key is None else key, step)
     rows = layout.size // (num_microbatches * num_replicas)

@@ -15,7 +15,11 @@ from piper_jax.lowering.context import Context
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.shards import from_rows
 from piper_jax.runtime.replicas import REPLICA_AXIS, over_replicas
+from piper_jax.tracing.constraints import under_a_mesh
 from piper_jax.tracing.flat import FlatEqn, read
+from piper_jax.tracing.replica import Replica
+
+_REPLICA = Replica((REPLICA_AXIS,), final=False)
 
 
 def at_64_bits(value: Any) -> np.ndarray:
@@ -85,7 +89,7 @@ class WholeProgram:
             env = self._environment(trained, row, key)
             nudge = dict(zip(smooth, nudges, strict=True))
             for eqn in eqns:
-                flat.run([eqn], env, (REPLICA_AXIS,))
+                _REPLICA.run([eqn], env)
                 env.update({-1 - o: env[o] + nudge[o] for o in eqn.outputs if o in nudge})
             terms = [jnp.asarray(read(a, env)) for _, a in program.terms]
             metrics = [jnp.asarray(read(metric.atom, env)) for metric in program.metrics]
@@ -121,7 +125,7 @@ class WholeProgram:
             env |= dict(zip(chunk.externals, others, strict=True)) | dict(
                 zip(chunk.diff_externals, smooth, strict=True)
             )
-            flat.run((flat.eqns[i] for i in chunk.eqns), env, (REPLICA_AXIS,))
+            _REPLICA.run((flat.eqns[i] for i in chunk.eqns), env)
             passed = sum((env[v] * g).sum() for v, g in zip(chunk.diff_exports, seeds, strict=True))
             return self._objective(chunk.diff_terms, env) + passed, None
 
@@ -138,7 +142,8 @@ class WholeProgram:
             return objectives.sum(), aux
 
         trained = [self._state(leaf) for leaf in self.context.source.state.trainable]
-        return jax.jit(jax.value_and_grad(whole, (0, 1), has_aux=True))(trained, smooth)
+        names = self.context.program.axis_names
+        return under_a_mesh(lambda: jax.jit(jax.value_and_grad(whole, (0, 1), has_aux=True))(trained, smooth), names)
 
     def _environment(self, trained: Sequence[Any], rows: tuple[Any, Any], key: Any) -> dict[int, Any]:
         program, (row, turn) = self.context.program, rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,8 +11,6 @@ import jax
 from jax.extend import core
 
 from piper_jax import _jax_compat
-from piper_jax.tracing.constraints import NAME as CONSTRAINT
-from piper_jax.tracing.constraints import constrained
 
 Atom = int | core.Literal
 MARK = re.compile(r"piper:(?P<tag>[A-Z]+)#(?P<mark>\d+)")
@@ -91,21 +89,10 @@ class Flat:
     def without_dead_code(self) -> Flat:
         return replace(self, eqns=tuple(self.eqns[i] for i in self.needed(self.outputs)))
 
-    def run(self, eqns: Iterable[FlatEqn], env: dict[int, Any], replica_axes: tuple[str, ...] | None = None) -> None:
-        """Evaluates ``eqns`` in ``env``.
-
-        Args:
-          replica_axes: mesh axes over which ``mean_over_replicas`` is taken; None keeps it as the equation that it is,
-            so that what is traced here can be lowered later.
-        """
+    def run(self, eqns: Iterable[FlatEqn], env: dict[int, Any]) -> None:
+        """Evaluates ``eqns`` in ``env``, each as the equation that it is: what is traced can be lowered later."""
         for eqn in eqns:
-            values = [read(a, env) for a in eqn.inputs]
-            if eqn.is_replica_mean and replica_axes is not None:
-                results: Sequence[Any] = [jax.lax.pmean(v, replica_axes) if replica_axes else v for v in values]
-            elif eqn.name == CONSTRAINT and replica_axes is not None:
-                results = [constrained(values[0], eqn.eqn.params["sharding"])]
-            else:
-                results = _jax_compat.bind(eqn.eqn, values)
+            results = _jax_compat.bind(eqn.eqn, [read(a, env) for a in eqn.inputs])
             env.update(zip(eqn.outputs, results, strict=True))
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -118,6 +105,12 @@ class Flat:
 def read(atom: Atom, env: Mapping[int, Any]) -> Any:
     """The value of an atom: a literal's own, or the variable's in ``env``."""
     return env[atom] if isinstance(atom, int) else atom.val
+
+
+def inner_jaxprs(params: Mapping[str, Any]) -> list[Any]:
+    """The programs among the parameters of an equation."""
+    values = [v for p in params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
+    return [inner for v in values if hasattr(inner := getattr(v, "jaxpr", v), "eqns")]
 
 
 def flatten(closed: core.ClosedJaxpr, *, select_branches: bool = False, open_remat: bool = False) -> Flat:

@@ -102,6 +102,7 @@ class LossProgram:
       terms: scalars, with the kind of mean that each takes part in; the loss is their sum.
       weight: for a WeightedLoss, the scalar that depends on the batch only.
       carried: the state leaves that it changes.
+      axis_names: names of dimensions of the state, which its sharding constraints may use.
       param_dependent, data_dependent, active: for each value, whether it depends on state, on batch or key, and
         differentiably on a trainable leaf.
     """
@@ -114,6 +115,7 @@ class LossProgram:
     metrics: tuple[Metric, ...]
     metrics_tree: Any
     carried: tuple[Change, ...]
+    axis_names: tuple[str, ...]
     param_dependent: tuple[bool, ...]
     data_dependent: tuple[bool, ...]
     active: tuple[bool, ...]
@@ -187,8 +189,7 @@ def call_loss(loss_fn: Callable[..., Any], state: ModelState, values: Sequence[A
             fold = jax.vmap(fold, (0, None))
         values[i] = fold(values[i], jax.random.bits(key))
     built = state.build(values)
-    result = under_a_mesh(lambda: loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch))
-    return result, built
+    return loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch), built
 
 
 def trace_loss(
@@ -237,7 +238,8 @@ def _traced(
         return [*parts.values(), *metrics, *(jnp.asarray(v) for _, v, _ in given), *state.mutated(built)]
 
     specs = [jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf.dtype)) for leaf in state.leaves]
-    return flatten(jax.make_jaxpr(run)(specs, batch.specs_at(size), key_spec())), names
+    made = under_a_mesh(lambda: jax.make_jaxpr(run)(specs, batch.specs_at(size), key_spec()), state.axis_names)
+    return flatten(made), names
 
 
 def _opened(flat: Flat, state: ModelState, names: Mapping[str, Any]) -> Flat:
@@ -338,6 +340,7 @@ def _program(
         metrics=_inferred(flat, metrics, names["kinds"]),
         metrics_tree=names["tree"],
         carried=tuple(carried),
+        axis_names=state.axis_names,
         param_dependent=_dependent(flat, params),
         data_dependent=_dependent(flat, data),
         active=_dependent(flat, trainable, differentiable=True),

@@ -65,6 +65,12 @@ class ModelState:
         return tuple(starmap(range, pairwise(first)))
 
     @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names that the model gives to dimensions."""
+        names = (name for leaf in self.undivided.leaves for text in leaf.axis_names for name in (text or "").split())
+        return tuple(dict.fromkeys(names))
+
+    @property
     def trainable(self) -> tuple[int, ...]:
         return tuple(i for i, leaf in enumerate(self.leaves) if leaf.kind == "trainable")
 

@@ -18,7 +18,18 @@ from jax.extend import core
 
 from piper_jax import _jax_compat
 from piper_jax.tracing.elementwise import REDUCTIONS
-from piper_jax.tracing.flat import MARK, REGION_TAGS, Atom, Flat, FlatEqn, RegionKey, Remat, flatten, single_eqn
+from piper_jax.tracing.flat import (
+    MARK,
+    REGION_TAGS,
+    Atom,
+    Flat,
+    FlatEqn,
+    RegionKey,
+    Remat,
+    flatten,
+    inner_jaxprs,
+    single_eqn,
+)
 from piper_jax.tracing.pieces import Division, piecewise, reduced
 
 _COMBINE = {
@@ -80,12 +91,6 @@ def hidden_region(eqn: Any) -> str | None:
             if found := next((tag for tag in tags if tag in REGION_TAGS), None) or hidden_region(e):
                 return found
     return None
-
-
-def inner_jaxprs(params: Mapping[str, Any]) -> list[Any]:
-    """The programs among the parameters of an equation."""
-    values = [v for p in params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
-    return [inner for v in values if hasattr(inner := getattr(v, "jaxpr", v), "eqns")]
 
 
 def _num_eqns(eqn: Any) -> int:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from piper_jax.tracing.backward_split import Halves, split_backward
 from piper_jax.tracing.checkpoints import run_checkpointed
 from piper_jax.tracing.chunk import Chunk
+from piper_jax.tracing.constraints import under_a_mesh
 from piper_jax.tracing.dispatch import Dispatch
 from piper_jax.tracing.flat import Atom, Flat, flatten, read
 from piper_jax.tracing.local_experts import EXPERT_AXIS
@@ -55,6 +56,10 @@ def passes(program: LossProgram, chunk: Chunk, remat: str | None = None, experts
       remat: the name of a policy in ``jax.checkpoint_policies``: only what it allows is kept from F for B.
       experts: of an expert region on the experts of one device: parameters, externals and exports are as it says.
     """
+    return under_a_mesh(lambda: _passes(program, chunk, remat, experts), program.axis_names)
+
+
+def _passes(program: LossProgram, chunk: Chunk, remat: str | None, experts: Dispatch | None) -> Passes:
     kinds = kinds_of_terms(program, chunk)
     function = _ChunkFunction(program, chunk, kinds, remat, experts)
     evaluate = flatten(function.traced(function.outputs)(*function.specs))

@@ -6,6 +6,7 @@ Equations that depend on no parameter, or on parameters alone, roam: they are re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -14,7 +15,7 @@ from scipy.sparse.csgraph import maximum_flow
 from piper_jax import _jax_compat
 from piper_jax.errors import AnnotationError, TraceError
 from piper_jax.tracing.costs import eqn_flops
-from piper_jax.tracing.flat import FlatEqn, RegionKey
+from piper_jax.tracing.flat import REPLICA_MEAN, FlatEqn, RegionKey, inner_jaxprs
 from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.model_state import nbytes
 from piper_jax.tracing.opening import hidden_region
@@ -29,7 +30,7 @@ def assign_units(program: LossProgram) -> tuple[int | None, ...]:
 
     Raises:
       AnnotationError: a PP region inside another one.
-      TraceError: a region inside a loop or a branch.
+      TraceError: a region inside a loop or a branch; a mean over replicas inside a branch.
     """
     fixed = [i for i, eqn in enumerate(program.flat.eqns) if is_activation(program, eqn)]
     keys: dict[RegionKey, int] = {}
@@ -39,6 +40,7 @@ def assign_units(program: LossProgram) -> tuple[int | None, ...]:
             annotated[i] = keys.setdefault(key, len(keys))
     for eqn in program.flat.eqns:
         _refuse_hidden_regions(eqn)
+        _refuse_means_on_one_way(eqn)
     graph = _Graph(program, fixed)
     units = graph.joined(annotated, len(keys)) if keys else graph.narrow_units()
     return tuple(units.get(i) for i in range(len(program.flat.eqns)))
@@ -87,6 +89,29 @@ def _refuse_hidden_regions(eqn: FlatEqn) -> None:
             help=f"a {eqn.name} is computed in one place; put the region around all of it, or write what it holds as "
             "Python code.",
         )
+
+
+def _refuse_means_on_one_way(eqn: FlatEqn) -> None:
+    """Replicas that go different ways would not meet in a mean of all of them."""
+    if (name := _branching(eqn.eqn, REPLICA_MEAN)) is not None:
+        line = _jax_compat.user_line(eqn.eqn)
+        raise TraceError(
+            f"{REPLICA_MEAN} inside `{name}` at {eqn.path or 'the loss function'}{f' ({line})' if line else ''}.",
+            help="each replica may go another way there; take the mean outside, and choose with jnp.where.",
+        )
+
+
+def _branching(eqn: Any, wanted: str) -> str | None:
+    """The name of a branch or an open loop that holds a primitive at any depth, if the equation is or holds one."""
+    inner = [e for jaxpr in inner_jaxprs(eqn.params) for e in jaxpr.eqns]
+    if eqn.primitive.name in ("cond", "while") and any(_holds(e, wanted) for e in inner):
+        return eqn.primitive.name
+    return next(filter(None, (_branching(e, wanted) for e in inner)), None)
+
+
+def _holds(eqn: Any, wanted: str) -> bool:
+    inner = (e for jaxpr in inner_jaxprs(eqn.params) for e in jaxpr.eqns)
+    return eqn.primitive.name == wanted or any(_holds(e, wanted) for e in inner)
 
 
 class _Graph:

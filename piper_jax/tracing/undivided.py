@@ -6,8 +6,8 @@ from typing import Any
 
 from piper_jax import _jax_compat
 from piper_jax.tracing.costs import eqn_flops, total_flops
+from piper_jax.tracing.flat import inner_jaxprs
 from piper_jax.tracing.loss_program import LossProgram
-from piper_jax.tracing.opening import inner_jaxprs
 
 MUCH = 0.1  # of all operations
 _MAX_LINES = 3

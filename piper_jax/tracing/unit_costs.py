@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from piper_jax.ir.nodes import Reads
 from piper_jax.tracing.backward_split import whole_because
 from piper_jax.tracing.chunk import Chunk
 from piper_jax.tracing.costs import total_flops
-from piper_jax.tracing.flat import Flat
+from piper_jax.tracing.flat import REPLICA_MEAN, Flat, inner_jaxprs
 from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.model_state import nbytes
 from piper_jax.tracing.passes import Passes, passes
@@ -36,7 +36,7 @@ def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> d
     """
     built = passes(program, part, remat)
     forward = {"flops_forward": total_flops(built.evaluate.eqns)}
-    means = sum(e.is_replica_mean for e in built.evaluate.eqns)
+    means = _replica_means(e.eqn for e in built.evaluate.eqns)
     if built.backward is None or built.halves is None:
         return {**forward, "replica_means": (means, 0)}
     residuals = built.forward.outputs[len(built.forward.outputs) - built.num_residuals :]
@@ -58,7 +58,7 @@ def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> d
         "crossing_bytes": sum(nbytes(halves.for_inputs.avals[v]) for v in halves.crossing),
         "input_reads": (*_positions(built, _used(halves.for_inputs))[:2], ()),
         "weight_reads": _positions(built, late),
-        "replica_means": (means, sum(e.is_replica_mean for e in built.backward.eqns)),
+        "replica_means": (means, _replica_means(e.eqn for e in built.backward.eqns)),
     }
 
 
@@ -78,6 +78,15 @@ def named(costs: Mapping[str, Any], part: Chunk, leaves: Sequence[str], values: 
         return Reads(leaves=tuple(leaves[part.state[k]] for k in state), values=others)
 
     return {**costs, **{half: reads(costs[half]) for half in ("input_reads", "weight_reads") if half in costs}}
+
+
+def _replica_means(eqns: Iterable[Any]) -> int:
+    """How often a mean over replicas is taken, in each turn of a loop too."""
+    return sum(
+        (eqn.primitive.name == REPLICA_MEAN)
+        + eqn.params.get("length", 1) * sum(_replica_means(inner.eqns) for inner in inner_jaxprs(eqn.params))
+        for eqn in eqns
+    )
 
 
 def _used(flat: Flat) -> set[Any]:

@@ -62,7 +62,9 @@ def test_experts_too() -> None:
 
 
 class Named(nn.Module):
-    """A Linen model whose dimensions have names."""
+    """A Linen model whose dimensions have names, by which it may divide activations."""
+
+    constrained: bool = False
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
@@ -71,12 +73,15 @@ class Named(nn.Module):
             with piper.annotate("PP"):
                 up = nn.Dense(2 * DIM, kernel_init=nn.with_partitioning(init, ("embed", "mlp")), name=f"up_{index}")
                 down = nn.Dense(DIM, kernel_init=nn.with_partitioning(init, ("mlp", "embed")), name=f"down_{index}")
-                x = x + down(jax.nn.silu(up(x)))
+                h = up(x)
+                if self.constrained:
+                    h = jax.lax.with_sharding_constraint(h, P(None, "mlp"))
+                x = x + down(jax.nn.silu(h))
         return x
 
 
-def regression(params: Any, batch: Any) -> Any:
-    return ((Named().apply(params, batch["x"]) - batch["y"]) ** 2).mean()
+def regression(params: Any, batch: Any, constrained: bool = True) -> Any:
+    return ((Named(constrained).apply(params, batch["x"]) - batch["y"]) ** 2).mean()
 
 
 def test_by_the_metadata_of_linen() -> None:
@@ -88,7 +93,7 @@ def test_by_the_metadata_of_linen() -> None:
     assert train.collectives()["F0 g0"] == {"all_reduce": 1}
     state = train.init(params)
     doubled = train.evaluate(state, batch, lambda p, b: 2 * regression(p, b))["loss"]
-    np.testing.assert_allclose(doubled, 2 * regression(params, batch), rtol=1e-5)
+    np.testing.assert_allclose(doubled, 2 * regression(params, batch, False), rtol=1e-5)
 
 
 def test_by_the_names_of_nnx_and_rules() -> None:
@@ -100,6 +105,29 @@ def test_by_the_names_of_nnx_and_rules() -> None:
         plan.shard(piper.where(), axis="tensor")
     found = plan.shard(piper.where(), axis="tensor", rules={"wide": "tensor", "embed": None})
     assert [leaf.tensor_dim for b in found.dag.buckets.values() for leaf in b.leaves] == [None, 1]
+
+
+def in_parts(x: Any) -> Any:
+    return jax.lax.with_sharding_constraint(x, P(("data", "expert"), "tensor", None))
+
+
+@jax.custom_vjp
+def halved(x: Any) -> Any:
+    return in_parts(x / 2)
+
+
+halved.defvjp(lambda x: (halved(x), None), lambda _, given: (in_parts(given / 2),))
+
+
+@jax.checkpoint
+def again(x: Any, t: Any) -> Any:
+    return halved(x) + t * jax.vmap(lambda row: jax.lax.with_sharding_constraint(row, P("tensor")))(x), None
+
+
+def everywhere(x: Any) -> Any:
+    """Constraints in a derivative, a checkpoint, a loop, a branch, and in none."""
+    x = jax.lax.scan(again, x, jnp.full(2, 0.5))[0]
+    return in_parts(jax.lax.cond(jnp.isfinite(x).all(), in_parts, jnp.negative, x))
 
 
 class Divided(nnx.Module):
@@ -114,7 +142,7 @@ class Divided(nnx.Module):
         for layer in self.layers:
             with piper.annotate("PP"):
                 if self.divided:
-                    x = jax.lax.with_sharding_constraint(x, P(("data", "expert"), "tensor", None))
+                    x = everywhere(x)
                 h = jax.nn.gelu(layer(x))
                 x = x + jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", h, h)) @ h
         return x

@@ -12,6 +12,7 @@ import pytest
 from expected import Expected
 from flax import linen as nn
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from small_model import DIM, ROWS, apply, batch, loss, parallelized, params
 
 import piper_jax as piper
@@ -335,6 +336,54 @@ def regions_inside_a_branch():
         return jax.lax.cond(batch["x"][0, 0] > 0, region, lambda x: x, batch["x"]).mean()
 
     piper.trace(branching, params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    mean_over_replicas inside `cond` at the loss function (FILE.py:LINE).
+    help: each replica may go another way there; take the mean outside, and choose with jnp.where.
+""",
+)
+def mean_over_replicas_inside_a_branch():
+    def branching(x: Any, t: Any) -> Any:
+        return jax.lax.cond(t > 0, piper.mean_over_replicas, lambda x: x, x), None
+
+    def looped(kernels: Any, batch: Any) -> Any:
+        return jax.lax.scan(branching, batch["x"] @ kernels[0], jnp.ones(2))[0].mean()
+
+    piper.trace(looped, params(), batch())
+
+
+# -- constraints ----------
+class Constrained(nnx.Module):
+    """A layer inside a layer, whose constraint is given."""
+
+    def __init__(self, spec: Any, depth: int = 1):
+        self.inner = Constrained(spec, 0) if depth else nnx.Linear(DIM, DIM, rngs=nnx.Rngs(0))
+        self.spec = P(None, "tensor") if depth else spec
+
+    def __call__(self, x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(self.inner(x), self.spec)
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: a sharding constraint at FILE.py:LINE, in inner, does not fit.
+        Resource axis: tensr of P('tensr',) is not found in mesh: ('data', 'expert', 'tensor').
+    help: name data, expert, tensor alone, each once, in one entry for each dimension at most; so must Flax's rules.
+""",
+)
+def constraint_with_an_axis_that_is_not():
+    piper.trace(lambda model, batch: model(batch["x"]).mean(), Constrained(P("tensr")), batch())
+
+
+def test_constraints_of_other_ranks_and_axes_named_twice() -> None:
+    for spec, fault in ((P(None, None, "tensor"), "rank at least 3"), (P("data", "data"), "duplicate entries")):
+        with pytest.raises(piper.TraceError, match=fault) as caught:
+            piper.trace(lambda model, batch: model(batch["x"]).mean(), Constrained(spec), batch())
+        assert "test_tracing_errors.py" in str(caught.value)
 
 
 @expected(
