@@ -173,13 +173,12 @@ class _Flattener:
         self, eqn: Any, inputs: tuple[Atom, ...], scopes: tuple[tuple[str, tuple[int, ...]], ...]
     ) -> tuple[Atom, ...]:
         outputs = tuple(self.fresh(v.aval) for v in eqn.outvars)
-        regions = tuple(
-            RegionKey(found["tag"], calls, int(found["mark"]))
-            for part, calls in scopes
-            for found in MARK.finditer(part)
-        )
+        regions: dict[str, RegionKey] = {}  # a derivative names the entry that it is taken in once more
+        for part, calls in scopes:
+            for found in MARK.finditer(part):
+                regions.setdefault(found[0], RegionKey(found["tag"], calls, int(found["mark"])))
         path = ".".join(part for part, _ in scopes if not MARK.search(part))
-        self.eqns.append(FlatEqn(eqn, inputs, outputs, regions, path))
+        self.eqns.append(FlatEqn(eqn, inputs, outputs, tuple(regions.values()), path))
         same = _jax_compat.forwarded(eqn)
         return tuple(inputs[same[k]] if k in same else o for k, o in enumerate(outputs))
 

@@ -131,3 +131,14 @@ def test_a_model_inside_one_checkpoint_is_cut_and_each_stage_is_checkpointed(wra
     assert [*again.dag.ops] == [*plain.dag.ops]
     residuals = [[op.residual_bytes for op in plan.dag.ops.values()] for plan in (plain, again)]
     assert all(kept > computed for kept, computed in zip(*residuals, strict=True))
+
+
+def test_a_derivative_taken_inside_a_region_is_in_no_region_inside_it() -> None:
+    def loss_fn(params: Any, x: Any) -> Any:
+        for w in params:
+            with piper.annotate("PP"):
+                x = x - jax.grad(lambda x, w=w: (jax.nn.relu(x @ w) ** 2).sum())(x)
+        return (x**2).mean()
+
+    w = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    assert [op.PP for op in piper.trace(loss_fn, [w] * 3, w).dag.ops.values()] == [0, 1, 2]

@@ -245,6 +245,16 @@ def divided_experts(**expert):
     return plan.shard(where(EP=...)).replicate(where(), axes=("data", "expert")).complete()
 
 
+@pytest.mark.parametrize(
+    ("count", "fix"),
+    [(1, "has 1 expert, .*\n.*expert_parallel=1."), (9, "has 9 experts, .*\n.*expert_parallel=1, 3 or 9.")],
+)
+def test_the_degrees_that_divide_experts_are_named(count, fix):
+    leaf = Leaf(path="w", shape=(count, 8), dtype="float32", kind="trainable", nbytes=4)
+    with pytest.raises(PlanError, match=fix):
+        check(divided_experts(leaves=(leaf,)))
+
+
 @pytest.mark.parametrize("shapes", [((3, 8),), ((4, 8), (8,)), ((),)], ids=str)
 def test_experts_without_an_equal_part_for_each_device_are_caught(shapes):
     leaves = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from piper_jax.errors import PlanError
+from piper_jax.errors import PlanError, counted
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.device_groups import axis_size
 from piper_jax.ir.nodes import Compute, Op
@@ -25,10 +25,11 @@ def undivided_experts(checked: Checked) -> Iterator[PlanError]:
             )
         elif sizes and max(sizes) % devices:
             (count,) = sizes
-            legal = [n for n in range(1, count + 1) if count % n == 0]
+            *others, most = (str(n) for n in range(1, count + 1) if count % n == 0)
+            degrees = f"{', '.join(others)} or {most}" if others else most
             yield PlanError(
-                f"the {count} experts of {op.name} do not divide over the {devices} devices of {group}'s expert axis.",
-                help=f"use expert_parallel={', '.join(map(str, legal[:-1]))} or {legal[-1]}.",
+                f"{op.name} has {counted(count, 'expert')}, not divisible by the {devices} devices of {group}'s axis.",
+                help=f"use expert_parallel={degrees}.",
             )
         for other in dag.ops.values():
             if other.shard_axis is None and (both := set(other.reads) & set(op.reads)):
