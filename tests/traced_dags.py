@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from piper_jax.ir.dag import Coupling, Dag
 from piper_jax.ir.ids import NodeId
-from piper_jax.ir.nodes import Bucket, Compute, DataEdge, Leaf, Node, Op, Update, Value
+from piper_jax.ir.nodes import Bucket, Compute, DataEdge, Layered, Leaf, Node, Op, Update, Value
 from piper_jax.planning import Plan, Unbound
 
 ROWS = 64
@@ -83,6 +84,17 @@ def chain(num_units: int, *, rows: int = ROWS, **fields: object) -> Plan:
     """Equal layers, one after another."""
     ops = [op(f"layers.{i}", i, **fields) for i in range(num_units)]
     return traced(ops, [(f"layers.{i}", f"layers.{i + 1}", f"add.{i}") for i in range(num_units - 1)], rows=rows)
+
+
+def stacked(length: int) -> Plan:
+    """The same, of which all parameters are one of the user's, ``layers.kernel [length, 32, 32]``."""
+    plan = chain(length)
+    whole = Layered(path="layers.kernel", dim=0, count=length)
+    buckets = {
+        name: replace(bucket, leaves=tuple(replace(leaf, layered=whole) for leaf in bucket.leaves))
+        for name, bucket in plan.dag.buckets.items()
+    }
+    return replace(plan, dag=replace(plan.dag, buckets=buckets))
 
 
 def tied(num_units: int) -> Plan:

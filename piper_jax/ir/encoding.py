@@ -11,6 +11,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import (
     Collective,
     Compute,
+    Layered,
     Leaf,
     Node,
     Reads,
@@ -56,7 +57,7 @@ def record(item: Any) -> dict[str, Plain]:
 def _plain(value: Any) -> Plain:
     if isinstance(value, tuple):
         return [_plain(item) for item in cast(tuple[Any, ...], value)]
-    return record(value) if isinstance(value, Leaf | Reads | Replication) else value
+    return record(value) if isinstance(value, Leaf | Layered | Reads | Replication) else value
 
 
 def _node_row(node: Node, number: Mapping[NodeId, int]) -> list[Plain]:

@@ -181,6 +181,15 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layered:
+    """A parameter as the user has it, of which each layer is a leaf: its path, and ``count`` layers on ``dim``."""
+
+    path: str
+    dim: Count
+    count: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
     """One logical leaf of the model's state: path in the model, shape, dtype, kind.
 
@@ -190,7 +199,7 @@ class Leaf:
     start, and the next one is the sum or the mean of what all slices left.
 
     ``axis_names`` are those of the model's own partitioning metadata, one for each dimension, or none at all;
-    ``tensor_dim`` is the dimension that the tensor axis divides.
+    ``tensor_dim`` is the dimension that the tensor axis divides; ``layered`` is what the leaf is one layer of.
     """
 
     path: str
@@ -201,6 +210,22 @@ class Leaf:
     carry: Carry | None = None
     axis_names: tuple[str | None, ...] = ()
     tensor_dim: Count | None = None
+    layered: Layered | None = None
+
+    @property
+    def given_path(self) -> str:
+        """The path of the user's own parameter."""
+        return self.path if self.layered is None else self.layered.path
+
+    @property
+    def given_shape(self) -> tuple[int, ...]:
+        """The shape of the user's own parameter."""
+        at = len(self.shape) if self.layered is None else self.layered.dim
+        return (*self.shape[:at], *(() if self.layered is None else (self.layered.count,)), *self.shape[at:])
+
+    def given_dim(self, dim: int) -> int:
+        """A dimension of the leaf as one of the user's own parameter."""
+        return dim + (self.layered is not None and dim >= self.layered.dim)
 
     @property
     def sum_dtype(self) -> str:

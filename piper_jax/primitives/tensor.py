@@ -51,7 +51,8 @@ def over_tensor_axis(dag: Dag, ops: Iterable[str], rules: object, dims: object) 
 
     Args:
       rules: names of dimensions -> mesh axes; None for the usual ones.
-      dims: patterns of paths -> dimensions, or None.
+      dims: patterns of paths -> dimensions, or None. A path is that of a parameter as the user has it, and the
+        dimension one of that; where only a layer of a stack has such a path, the dimension is one of the layer.
 
     Raises:
       DirectiveError: no leaf has such a name or path, or two dimensions of one are meant.
@@ -68,7 +69,7 @@ def over_tensor_axis(dag: Dag, ops: Iterable[str], rules: object, dims: object) 
         leaves = tuple(_divided(leaf, divided, of_path, matched) for leaf in dag.buckets[name].leaves)
         buckets[name] = replace(dag.buckets[name], leaves=leaves)
     if unused := sorted(set(of_path) - matched):
-        paths = [leaf.path for b in dag.buckets.values() for leaf in b.leaves]
+        paths = [leaf.given_path for b in dag.buckets.values() for leaf in b.leaves]
         raise DirectiveError(f"dims: no parameter's path matches {unused[0]!r}.", help=suggest(unused[0], paths))
     if not any(leaf.tensor_dim is not None for b in buckets.values() for leaf in b.leaves):
         names = sorted({n for b in dag.buckets.values() for leaf in b.leaves for n in leaf.axis_names if n})
@@ -83,23 +84,39 @@ def over_tensor_axis(dag: Dag, ops: Iterable[str], rules: object, dims: object) 
 def _divided(leaf: Leaf, divided: set[str], dims: Mapping[str, int], matched: set[str]) -> Leaf:
     found = [d for d, name in enumerate(leaf.axis_names) if name and divided.intersection(name.split())]
     for pattern, dim in dims.items():
-        if fnmatchcase(leaf.path, pattern):
+        if fnmatchcase(leaf.given_path, pattern) or fnmatchcase(leaf.path, pattern):
             matched.add(pattern)
-            if not 0 <= dim < len(leaf.shape):
-                raise DirectiveError(
-                    f"{leaf.path} has no dimension {dim}.",
-                    help=f"its shape is {list(leaf.shape)}; {pattern!r} gives {dim}.",
-                )
-            found = [dim]
+            found = [_dimension(leaf, pattern, dim)]
     if len(found) > 1:
+        first, second = map(leaf.given_dim, found[:2])
         raise DirectiveError(
-            f"the tensor axis would divide {leaf.path} {list(leaf.shape)} on dimensions {found[0]} and {found[1]}.",
-            help=f"let one of {', '.join(str(n) for n in leaf.axis_names)} have no rule, or give dims={{{leaf.path!r}: "
-            f"{found[0]}}}.",
+            f"the tensor axis would divide {leaf.given_path} {list(leaf.given_shape)} on dimensions {first} and "
+            f"{second}.",
+            help=f"let one of {', '.join(str(n) for n in leaf.axis_names)} have no rule, or give "
+            f"dims={{{leaf.given_path!r}: {first}}}.",
         )
     if leaf.tensor_dim is not None and found and leaf.tensor_dim != found[0]:
         raise DirectiveError(
-            f"{leaf.path} is divided on dimension {leaf.tensor_dim} already.",
+            f"{leaf.given_path} is divided on dimension {leaf.given_dim(leaf.tensor_dim)} already.",
             help="let each parameter be selected by one shard directive.",
         )
     return replace(leaf, tensor_dim=found[0]) if found else leaf
+
+
+def _dimension(leaf: Leaf, pattern: str, dim: int) -> int:
+    """The dimension of a leaf that ``dim`` is: of what has the path, the user's own parameter or one layer of it."""
+    own = leaf.layered if fnmatchcase(leaf.given_path, pattern) else None
+    path, shape = (leaf.given_path, leaf.given_shape) if own is not None else (leaf.path, leaf.shape)
+    if not -len(shape) <= dim < len(shape):
+        raise DirectiveError(
+            f"{path} has no dimension {dim}.", help=f"its shape is {list(shape)}; {pattern!r} gives {dim}."
+        )
+    dim %= len(shape)
+    if own is None:
+        return dim
+    if dim == own.dim:
+        raise DirectiveError(
+            f"dimension {dim} of {path} {list(shape)} are its layers, which stages divide.",
+            help=f"give {pattern!r} another dimension.",
+        )
+    return dim - (dim > own.dim)

@@ -12,7 +12,7 @@ from itertools import pairwise, starmap
 from typing import Any
 
 from piper_jax import _jax_compat
-from piper_jax.ir.nodes import Leaf
+from piper_jax.ir.nodes import Layered, Leaf
 from piper_jax.tracing.flat import Flat, flatten
 from piper_jax.tracing.model_state import ModelState
 from piper_jax.tracing.pieces import Division, join_all, piecewise, split_all
@@ -153,4 +153,5 @@ def _pieces(leaf: Leaf, division: Division | None, names: Sequence[str]) -> list
     shape = division.piece_shape(leaf.shape)
     known = division.piece_shape(leaf.axis_names) if leaf.axis_names else ()
     nbytes = leaf.nbytes // division.count
-    return [replace(leaf, path=name, shape=shape, nbytes=nbytes, axis_names=known) for name in names]
+    whole = Layered(path=leaf.path, dim=division.dim, count=division.count)
+    return [replace(leaf, path=name, shape=shape, nbytes=nbytes, axis_names=known, layered=whole) for name in names]

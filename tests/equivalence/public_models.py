@@ -67,7 +67,7 @@ def nano_moe() -> Problem:
         logits, balance = model.apply(variables, batch["x"], deterministic=False, rngs={"dropout": rng})
         return cross_entropy(logits, batch["y"]).mean() + 0.01 * balance
 
-    return Problem(loss_fn=loss_fn, params=model.init(jax.random.key(0), batch["x"]), batch=batch, steps=2)
+    return Problem(loss_fn=loss_fn, params=louder(model.init(jax.random.key(0), batch["x"])), batch=batch, steps=2)
 
 
 def gpt2() -> Problem:

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 from expected import Expected
-from traced_dags import chain, experts
+from traced_dags import chain, experts, stacked
 
 import piper_jax as piper
 from piper_jax import where
@@ -437,6 +437,28 @@ def names_that_no_parameter_has():
 )
 def a_path_of_the_tensor_axis_that_is_none():
     chain(2).shard(where(), axis="tensor", dims={"*.kernle": 1})
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    shard[0] at FILE.py:LINE: layers.kernel has no dimension 3.
+    help: its shape is [2, 32, 32]; '*.kernel' gives 3.
+""",
+)
+def a_dimension_that_a_stack_has_not():
+    stacked(2).shard(where(), axis="tensor", dims={"*.kernel": 3})
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    shard[0] at FILE.py:LINE: dimension 0 of layers.kernel [2, 32, 32] are its layers, which stages divide.
+    help: give '*.kernel' another dimension.
+""",
+)
+def the_dimension_of_the_layers_of_a_stack():
+    stacked(2).shard(where(), axis="tensor", dims={"*.kernel": 0})
 
 
 @expected(

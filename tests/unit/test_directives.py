@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from traced_dags import chain, experts, op, tied, traced
+from traced_dags import chain, experts, op, stacked, tied, traced
 
 import piper_jax as piper
 from piper_jax import DirectiveError, simulate, where
@@ -198,6 +198,22 @@ def test_shard_marks_operations():
     assert plan.dag.ops["layers.0.experts"].shard_axis == "expert"
     assert plan.dag.ops["layers.0.experts"].shard_stream == "exchange"
     assert plan.dag.ops["layers.0.gate"].shard_axis is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "found"),
+    [
+        ({"layers.kernel": 2}, (1, 1)),
+        ({"*.kernel": 1}, (0, 0)),
+        ({"*.kernel": -1}, (1, 1)),
+        ({"layers.1.kernel": 0}, (None, 0)),
+        ({"*.kernel": 1, "layers.0.kernel": -1}, (1, 0)),
+    ],
+    ids=str,
+)
+def test_dimensions_for_the_tensor_axis_are_of_the_parameter_that_has_the_path(dims, found):
+    plan = stacked(2).shard(where(), axis="tensor", dims=dims)
+    assert tuple(plan.dag.buckets[f"layers.{k}"].leaves[0].tensor_dim for k in (0, 1)) == found
 
 
 # -- order ----------

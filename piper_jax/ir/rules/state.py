@@ -50,14 +50,15 @@ def undivided_tensors(checked: Checked) -> Iterator[PlanError]:
                 size, dim = dict(axes_of(group)).get("tensor", 1), leaf.tensor_dim or 0
                 if leaf.shape[dim] % size:
                     yield PlanError(
-                        f"{leaf.path} {list(leaf.shape)} has {leaf.shape[dim]} on dimension {dim}, which tensor={size} "
-                        f"of {group.name} does not divide.",
+                        f"{leaf.given_path} {list(leaf.given_shape)} has {leaf.shape[dim]} on dimension "
+                        f"{leaf.given_dim(dim)}, which tensor={size} of {group.name} does not divide.",
                         help="use another degree or size, or let the directive leave this dimension out.",
                         bucket=name,
                     )
                 elif size > 1 and dim == 0 and "expert" in sharded.get(name, ()):
                     yield PlanError(
-                        f"{leaf.path} {list(leaf.shape)} is divided on dimension 0 already, that of the experts.",
+                        f"{leaf.given_path} {list(leaf.given_shape)} is divided on dimension {leaf.given_dim(0)} "
+                        "already, that of the experts.",
                         help="let the tensor axis divide another dimension.",
                         bucket=name,
                     )
