@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from piper_jax.ir.nodes import Collective, Compute
 from piper_jax.ir.ownership import ownerships
 from piper_jax.ir.text import group_text, order_rows, whole_lines
-from piper_jax.planning.stage_table import stage_lines
+from piper_jax.planning.stage_table import largest_share, stage_lines
 
 if TYPE_CHECKING:
     from piper_jax.planning.plan import Plan
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MAX_CELLS = 32
 MAX_ROWS = 24
 MAX_STAGES = 16
+UNEVEN = 1.5  # times its even share in the largest stage: the table says which equation holds much and is one unit
 
 
 def plan_text(plan: Plan) -> str:
@@ -46,8 +47,10 @@ def _is_placed(plan: Plan) -> bool:
 
 def _stage_lines(plan: Plan) -> list[str]:
     rows = stage_lines(plan.dag)
-    uncounted = _shortened([f"  {line}" for line in plan.source.uncounted])
-    return ["stages", *rows[:1], *_shortened(rows[1:], MAX_STAGES), *uncounted] if rows else []
+    uneven = any(record.name == "cut" for record in plan.history) and plan.num_stages * largest_share(plan.dag) > UNEVEN
+    notes = (*plan.source.uncounted, *(plan.source.undivided if uneven else ()))
+    notes = _shortened([f"  {line}" for line in notes])
+    return ["stages", *rows[:1], *_shortened(rows[1:], MAX_STAGES), *notes] if rows else []
 
 
 def _group_lines(plan: Plan) -> list[str]:

@@ -15,10 +15,7 @@ HEADER = ("stage", "modules", "operations", "parameters", "out")
 def stage_lines(dag: Dag) -> list[str]:
     """A heading and a row for each stage: its modules, its share of all operations, its parameters, and the bytes of
     the whole batch that go from it to other stages. Parameters of several stages count in each."""
-    stages: dict[int, list[Op]] = {}
-    for op in dag.ops.values():
-        if op.PP is not None:
-            stages.setdefault(op.PP, []).append(op)
+    stages = _stages(dag)
     total = sum(op.flops for ops in stages.values() for op in ops) or 1
     out = _bytes_out(dag)
     rows = [
@@ -32,6 +29,20 @@ def stage_lines(dag: Dag) -> list[str]:
         for stage, ops in sorted(stages.items())
     ]
     return [f"  {line}" for line in aligned(HEADER, rows, left=2)] if rows else []
+
+
+def largest_share(dag: Dag) -> float:
+    """The part of all operations that the largest stage has."""
+    work = [sum(op.flops for op in ops) for ops in _stages(dag).values()]
+    return max(work, default=0) / (sum(work) or 1)
+
+
+def _stages(dag: Dag) -> dict[int, list[Op]]:
+    stages: dict[int, list[Op]] = {}
+    for op in dag.ops.values():
+        if op.PP is not None:
+            stages.setdefault(op.PP, []).append(op)
+    return stages
 
 
 def _parameters(dag: Dag, ops: Sequence[Op]) -> int:

@@ -5,7 +5,9 @@ Equations that depend on no parameter, or on parameters alone, roam: they are re
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from piper_jax.tracing.opening import hidden_region
 
 _CUT_WINDOW = 1 / 16  # of the FLOPs, on each side: a border must be the narrowest of its neighbourhood
 _TINY = 1e-3  # of the FLOPs: less than this at either end is no unit of its own
+_LARGE = 1 / 64  # of the FLOPs: more than this in one unit is divided, at its narrowest border, into no less than half
 _CAPACITY = 2**30
 
 
@@ -191,26 +194,28 @@ class _Graph:
         return {i for i, k in nodes.items() if k not in reaches_sink}
 
     def narrow_units(self) -> dict[int, int]:
-        """Without regions: units end where fewer bytes cross than anywhere near, measured in FLOPs."""
+        """Without regions: units end where fewer bytes cross than anywhere near, measured in FLOPs; what is then still
+        large is divided at its narrowest border."""
+        if not self.fixed:
+            return {}
         flops = np.cumsum([eqn_flops(self.flat.eqns[i].eqn) for i in self.fixed], dtype=np.float64)
-        crossing = self._crossing_bytes()
-        window = _CUT_WINDOW * flops[-1] if len(flops) else 0.0
-        units, unit = {}, 0
-        for position, i in enumerate(self.fixed):
-            units[i] = unit
-            first = int(np.searchsorted(flops, flops[position] - window))
-            last = int(np.searchsorted(flops, min(flops[position] + window, flops[-1] * (1 - 1e-9))))
-            near = crossing[first : max(last, position) + 1]
-            inside = _TINY * flops[-1] < flops[position] < (1 - _TINY) * flops[-1]
-            advances = position + 1 < len(flops) and flops[position + 1] > flops[position]
-            if (
-                inside
-                and advances
-                and not self._in_one_region(position)
-                and crossing[position] <= near[near > 0].min(initial=np.inf)
-            ):
-                unit += 1
-        return _renumbered(units)
+        crossing, total = self._crossing_bytes(), flops[-1]
+        borders = [
+            p for p in range(len(flops) - 1)
+            if flops[p + 1] > flops[p] and _TINY * total < flops[p] < (1 - _TINY) * total and not self._in_one_region(p)
+        ]  # fmt: skip
+        ends = [p for p in borders if crossing[p] <= self._narrowest_near(p, flops, crossing)]
+        for first, last in pairwise((-1, *ends, len(flops) - 1)):
+            ends += _divided(first, last, borders, flops, crossing)
+        unit = np.searchsorted(np.sort(ends), np.arange(len(flops)))
+        return {i: int(unit[position]) for position, i in enumerate(self.fixed)}
+
+    def _narrowest_near(self, position: int, flops: np.ndarray, crossing: np.ndarray) -> float:
+        window, total = _CUT_WINDOW * flops[-1], flops[-1]
+        first = int(np.searchsorted(flops, flops[position] - window))
+        last = int(np.searchsorted(flops, min(flops[position] + window, total * (1 - 1e-9))))
+        near = crossing[first : max(last, position) + 1]
+        return near[near > 0].min(initial=np.inf)
 
     def _in_one_region(self, position: int) -> bool:
         """Whether an activation equation and the next one lie in the same expert region."""
@@ -228,6 +233,13 @@ class _Graph:
         return np.cumsum(change)[:-1]
 
 
-def _renumbered(units: dict[int, int]) -> dict[int, int]:
-    names: dict[int, int] = {}
-    return {i: names.setdefault(u, len(names)) for i, u in units.items()}
+def _divided(first: int, last: int, borders: Sequence[int], flops: np.ndarray, crossing: np.ndarray) -> list[int]:
+    """Further ends of units among the equations after ``first`` up to ``last``, if they are many."""
+    large, start, end = _LARGE * flops[-1], flops[first] if first >= 0 else 0.0, flops[last]
+    inner = borders[bisect_right(borders, first) : bisect_left(borders, last)]
+    inner = [p for p in inner if flops[p] - start >= large / 2 and end - flops[p] >= large / 2]
+    if end - start <= large or not inner:
+        return []
+    narrowest = min(inner, key=lambda p: (crossing[p], abs(2 * flops[p] - start - end)))
+    halves = ((first, narrowest), (narrowest, last))
+    return [narrowest, *(p for half in halves for p in _divided(*half, borders, flops, crossing))]

@@ -161,16 +161,19 @@ def regions_that_are_no_units():
 @expected(
     piper.DirectiveError,
     """
-    cut[0] at FILE.py:LINE: the model has 1 unit, too few for 2 stages.
+    cut[0] at FILE.py:LINE: the model has 2 units, too few for 4 stages.
         `fori_loop` at FILE.py:LINE holds 97% of the operations and is one unit: scan over the stacked parameters, or enter piper.annotate("PP") in its body.
-    help: use 1 stage, or annotate more regions.
+    help: use 1 to 2 stages, or annotate more regions.
 """,  # noqa: E501
 )
 def a_model_in_one_loop():
     def looped(kernels: Any, rows: Any) -> Any:
         return jax.lax.fori_loop(0, 4, lambda i, x: jnp.tanh(x @ kernels[i]), rows["x"]).mean()
 
-    piper.trace(looped, jnp.ones((4, 4, 4)), batch()).cut(stages=2)
+    plan = piper.trace(looped, jnp.ones((4, 4, 4)), batch())
+    assert "`fori_loop`" not in str(plan)
+    assert "`fori_loop`" in str(plan.cut(stages=2))
+    plan.cut(stages=4)
 
 
 @expected(

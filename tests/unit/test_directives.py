@@ -13,7 +13,7 @@ from piper_jax import DirectiveError, simulate, where
 from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import DeviceGroup, Replication
 from piper_jax.ir.rules import check
-from piper_jax.primitives.balance import balanced_stages
+from piper_jax.primitives.balance import balanced_stages, stages_at_borders
 
 
 def edges(dag):
@@ -104,9 +104,26 @@ def test_the_stages_are_a_table() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("costs", "stages", "ends"),
+    [
+        ([20, 2, 20, 2, 24, 2, 20, 2, 20, 2, 20, 2], 2, [6, 12]),  # 70, where 68 could be
+        ([20, 2, 20, 2, 26, 6, 20, 2, 20, 2, 20, 2], 2, [5, 12]),  # 72 instead of 76
+        ([10, 11, 10, 11], 4, [1, 2, 3, 4]),
+    ],
+)
+def test_a_stage_ends_in_a_layer_only_where_it_saves_more_than_5_percent(
+    costs: list[int], stages: int, ends: list[int]
+) -> None:
+    """Every second boundary is in the midst of a layer, where four times the bytes cross."""
+    parts = stages_at_borders(costs, [4, 1] * (len(costs) // 2), stages)
+    assert [part.stop for part in parts] == ends
+
+
 def test_cut_of_seven_equal_layers_on_three_stages_is_as_equal_as_can_be():
     parts = balanced_stages([10] * 7, [1] * 7, 3)
     assert sorted(len(part) for part in parts) == [2, 2, 3]
+    assert stages_at_borders([10] * 8, [1] * 8, 4) == balanced_stages([10] * 8, [1] * 8, 4)
     assert balanced_stages([10] * 8, [1] * 8, 4) == [range(2), range(2, 4), range(4, 6), range(6, 8)]
 
 
