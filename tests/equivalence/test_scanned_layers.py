@@ -174,6 +174,49 @@ def test_more_layers_are_no_more_programs() -> None:
     assert counts[0] == counts[1]
 
 
+# -- stacks of stacks, and of several layers -------------------------------------------------------------
+def grouped(loop: Callable[[Any, Any], Any]) -> Problem:
+    """Two groups of three layers, ``[2, 3, ...]``; ``loop`` takes one group."""
+    kernels = 0.4 * jax.random.normal(jax.random.key(2), (2, 3, DIM, DIM))
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        x, _ = jax.lax.scan(lambda x, own: (loop(x @ own["first"], own["layers"]), None), batch["x"], params["groups"])
+        return jnp.mean((x @ params["head"] - batch["y"]) ** 2)
+
+    groups = {"first": jnp.stack([jnp.eye(DIM)] * 2), "layers": {"kernel": kernels, "bias": jnp.zeros((2, 3, DIM))}}
+    return Problem(loss_fn=loss_fn, params={"groups": groups, "head": jnp.ones((DIM, 1))}, batch=batch())
+
+
+def several(x: Any, stack: Any) -> Any:
+    """The layers of a group one after another, such as a local and a global one."""
+    for k in range(3):
+        x = layer(x, jax.tree.map(lambda v, k=k: v[k], stack))
+    return x
+
+
+GROUPS = [
+    grouped(scanned(layer)),
+    grouped(jax.checkpoint(scanned(layer))),
+    grouped(several),
+    grouped(lambda x, stack: jax.vmap(layer, (None, 0))(x, stack).mean(0)),
+]
+
+
+@pytest.mark.parametrize("found", GROUPS, ids=["scan in scan", "checkpoint", "several", "vmap in scan"])
+def test_groups_of_layers_are_cut_between_groups(found: Problem) -> None:
+    plan = piper.trace(found.loss_fn, found.params, found.batch).cut(stages=["groups.0", "groups.1, head"])
+    for stage, group in enumerate(("groups.0.", "groups.1.")):
+        reads = [b for op in plan.dag.ops.values() if stage == op.PP for b in op.reads]
+        paths = {leaf.path for b in reads for leaf in plan.dag.buckets[b].leaves}
+        assert paths - {"head"} == {f"{group}{name}" for name in ("first", "layers.bias", "layers.kernel")}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("found", GROUPS, ids=["scan in scan", "checkpoint", "several", "vmap in scan"])
+def test_groups_of_layers_give_the_results_of_one_device(found: Problem) -> None:
+    assert_equivalent(found, strategy(stages=2, data=2, zero_stage=1, microbatches=2))
+
+
 # -- Flax ----------------------------------------------------------------------------------------------
 class Block(linen.Module):
     @linen.compact
