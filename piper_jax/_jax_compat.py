@@ -225,6 +225,11 @@ def _is_cached_on_disk() -> bool:
     return bool(jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir)
 
 
+def can_relocate(devices: Sequence[Any]) -> bool:
+    """Whether :func:`relocate` can bring executables to such devices at all."""
+    return devices[0].platform == "cpu" and not _is_cached_on_disk()
+
+
 def relocate(compiled: jax.stages.Compiled, source: Sequence[Any], target: Sequence[Any]) -> jax.stages.Compiled | None:
     """The same executable on other devices without compiling again, or None where the backend cannot do that.
 
@@ -232,7 +237,7 @@ def relocate(compiled: jax.stages.Compiled, source: Sequence[Any], target: Seque
       compiled: an executable for exactly the devices ``source``, in that order.
       source, target: equally many devices of one process.
     """
-    if compiled._params.const_args or target[0].platform != "cpu" or _is_cached_on_disk():
+    if compiled._params.const_args or not can_relocate(target):
         return None
     try:
         payload, in_tree, out_tree = serialize_executable.serialize(compiled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +43,12 @@ class Builder:
             program=program, overwrites=self.overwritten(local.reads, local.writes),
         )  # fmt: skip
 
-    def compile(self, group: str, local: LocalProgram) -> Compiled:
-        """The executable of a local program on a group; what it overwrites is donated."""
+    def compile(self, group: str, local: LocalProgram, same: Hashable | None = None) -> Compiled:
+        """The executable of a local program on a group; what it overwrites is donated.
+
+        Args:
+          same: equal for programs whose bodies are the same functions.
+        """
         mesh = self.context.meshes[group]
         taken = self.overwritten(local.reads, local.writes)
 
@@ -54,7 +58,7 @@ class Builder:
             body, label=local.label, mesh=mesh.mesh, specs=[self.global_spec(k) for k in local.reads],
             in_specs=[self._partition(k) for k in local.reads], out_specs=[self._partition(k) for k in local.writes],
             donate=[k for k, key in enumerate(local.reads) if key in taken],
-            free=free,
+            free=free, same=same,
         )  # fmt: skip
         for k in free:
             key = local.writes[k]

@@ -25,6 +25,7 @@ from piper_jax.lowering.metric_exchange import metric_exchange
 from piper_jax.lowering.pair import Member, found_pair
 from piper_jax.lowering.programs import Compiled, Compiler
 from piper_jax.lowering.prologue import clocks, prologue
+from piper_jax.lowering.same_program import same_program
 from piper_jax.lowering.slots import step
 from piper_jax.lowering.token_exchange import TokenExchange, token_exchanges
 from piper_jax.lowering.updates import group_updates, whole_gradients
@@ -157,6 +158,7 @@ class Lowering:
             label = " ".join(s.word for s in steps) + f" {slot.group}"
 
             pair = found_pair(self.context, steps)
+            same = same_program(self.context, steps, tuple(reads), writes) if pair is None else None
 
             def body(env: dict[Key, Any]) -> dict[Key, Any]:
                 if pair is not None:
@@ -167,7 +169,7 @@ class Lowering:
 
             local = LocalProgram(label=label, reads=tuple(reads), writes=writes, body=body)
             local = local.chained(slot.group) if self.context.needs_tokens else local
-            self.slot_programs[signature] = self.builder.compile(slot.group, local)
+            self.slot_programs[signature] = self.builder.compile(slot.group, local, same)
         program = self.slot_programs[signature]
         token = (Key("token", slot.group),) if self.context.needs_tokens else ()
         return Instruction(

@@ -6,10 +6,10 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -70,7 +70,8 @@ class Compiler:
     stand_in: Callable[[Mesh], Mesh] = lambda mesh: mesh
     num_compiles: int = 0
     num_shared: int = 0
-    _known: dict[str, tuple[tuple[Any, ...], Future]] = field(default_factory=dict)
+    _digests: dict[Hashable, str] = field(default_factory=dict)
+    _known: dict[Hashable, tuple[tuple[Any, ...], Future]] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(os.cpu_count()))
 
     def compile(
@@ -84,6 +85,7 @@ class Compiler:
         out_specs: Sequence[P],
         donate: Sequence[int] = (),
         free: Sequence[int] = (),
+        same: Hashable | None = None,
     ) -> Compiled:
         """Compiles ``body``, a function of local arrays, for the devices of ``mesh``.
 
@@ -95,34 +97,35 @@ class Compiler:
             axis whole: XLA divides what works on it, and adds collectives.
           donate: positions of inputs whose buffers the outputs may take over.
           free: positions of outputs that XLA may divide over the tensor axis as it likes.
+          same: equal for bodies that are the same function; the first of them is lowered for all, on equal meshes.
         """
         donate, mesh = tuple(donate) if self.donation else (), self.stand_in(mesh)
+        in_specs, out_specs, devices = tuple(in_specs), tuple(out_specs), tuple(mesh.devices.flat)
+        kind = same, tuple(mesh.shape.items()), tuple(specs), in_specs, out_specs, donate, tuple(free)
+        lower = partial(_lowered, body, mesh, specs, in_specs, out_specs, donate, free)
+        digest = None if same is None else self._digests.get(kind)
+        if digest is None or self._place(digest, devices) not in self._known:
+            lowered = lower()
+            lower = lambda: lowered  # noqa: E731
+            digest = digest or hashlib.sha256(f"{lowered.as_text()}{donate}".encode()).hexdigest()
+            self._digests[kind] = digest
+        return Compiled(label=label, digest=digest, resolve=self._submit(digest, devices, lower))
 
-        def piper_program(*args: Any) -> tuple[Any, ...]:
-            return tuple(body(*args))
+    def _place(self, digest: str, devices: tuple[Any, ...]) -> Hashable:
+        """Where an executable is looked for: one serves all devices if it can be moved between them, or is not run."""
+        moves = not self.runs or _jax_compat.can_relocate(devices)
+        return digest, None if moves else devices
 
-        mapped = jax.shard_map(
-            piper_program, mesh=mesh, in_specs=tuple(map(_manual, in_specs)), out_specs=tuple(map(_manual, out_specs)),
-            axis_names={axis for axis in mesh.axis_names if axis != TENSOR or mesh.shape[axis] == 1}, check_vma=False,
-        )  # fmt: skip
-        outputs = (None if k in free else NamedSharding(mesh, spec) for k, spec in enumerate(out_specs))
-        jitted = jax.jit(
-            mapped,
-            in_shardings=tuple(NamedSharding(mesh, spec) for spec in in_specs),
-            out_shardings=tuple(outputs),
-            donate_argnums=donate,
-            keep_unused=True,
-        )
-        lowered = jitted.lower(*specs)
-        digest = hashlib.sha256(f"{lowered.as_text()}{donate}".encode()).hexdigest()
-        return Compiled(label=label, digest=digest, resolve=self._submit(lowered, digest, tuple(mesh.devices.flat)))
-
-    def _submit(self, lowered: Any, digest: str, devices: tuple[Any, ...]) -> Callable[[], jax.stages.Compiled]:
-        if digest not in self._known:
+    def _submit(
+        self, digest: str, devices: tuple[Any, ...], lower: Callable[[], jax.stages.Lowered]
+    ) -> Callable[[], jax.stages.Compiled]:
+        """Compiles what is new; else waits for the known executable, and compiles again if it can't be moved."""
+        place = self._place(digest, devices)
+        if place not in self._known:
             self.num_compiles += 1
-            self._known[digest] = devices, self._pool.submit(self._compile, lowered)
-            return self._known[digest][1].result
-        source, known = self._known[digest]
+            self._known[place] = devices, self._pool.submit(self._compile, lower())
+            return self._known[place][1].result
+        source, known = self._known[place]
 
         def shared() -> jax.stages.Compiled:
             found = known.result()
@@ -132,12 +135,39 @@ class Compiler:
                 self.num_shared += 1
                 return found
             self.num_compiles += 1
-            return self._compile(lowered)
+            return self._compile(lower())
 
         return shared
 
     def _compile(self, lowered: Any) -> jax.stages.Compiled:
         return lowered.compile(compiler_options=dict(self.options) or None)
+
+
+def _lowered(
+    body: Callable[..., Sequence[Any]],
+    mesh: Mesh,
+    specs: Sequence[jax.ShapeDtypeStruct],
+    in_specs: Sequence[P],
+    out_specs: Sequence[P],
+    donate: Sequence[int],
+    free: Sequence[int],
+) -> jax.stages.Lowered:
+    def piper_program(*args: Any) -> tuple[Any, ...]:
+        return tuple(body(*args))
+
+    mapped = jax.shard_map(
+        piper_program, mesh=mesh, in_specs=tuple(map(_manual, in_specs)), out_specs=tuple(map(_manual, out_specs)),
+        axis_names={axis for axis in mesh.axis_names if axis != TENSOR or mesh.shape[axis] == 1}, check_vma=False,
+    )  # fmt: skip
+    outputs = (None if k in free else NamedSharding(mesh, spec) for k, spec in enumerate(out_specs))
+    jitted = jax.jit(
+        mapped,
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in in_specs),
+        out_shardings=tuple(outputs),
+        donate_argnums=tuple(donate),
+        keep_unused=True,
+    )
+    return jitted.lower(*specs)
 
 
 def _manual(spec: P) -> P:

@@ -22,7 +22,7 @@ from piper_jax.tracing.regions import uncounted_regions
 from piper_jax.tracing.source import Source
 from piper_jax.tracing.structure import structure
 from piper_jax.tracing.undivided import undivided
-from piper_jax.tracing.unit_costs import named, signature, unit_costs
+from piper_jax.tracing.unit_costs import named, unit_costs
 
 
 @dataclass(slots=True)
@@ -104,16 +104,12 @@ class Assembly:
     def _ops(
         self, names: Sequence[str], bucket_leaves: Mapping[str, tuple[int, ...]], values: Mapping[int, str]
     ) -> dict[str, Op]:
-        costs: dict[Any, dict[str, Any]] = {}
         ops = {}
         paths = [leaf.path for leaf in self.state.leaves]
         unread = self._unread(bucket_leaves)
         home = next((unit for unit, place in enumerate(self.units.places) if place.EP is None), 0)
         weight = self.program.weight_leaves
         for unit, (name, part) in enumerate(zip(names, self.parts, strict=True)):
-            alike = signature(self.program, part)
-            if alike not in costs:
-                costs[alike] = unit_costs(self.program, part)
             own, place = self._unit_eqns(unit), self.units.places[unit]
             changed = set(self._changed(part))
             reads = [b for b, leaves in bucket_leaves.items() if set(leaves) & {*part.state, *changed}]
@@ -127,7 +123,7 @@ class Assembly:
                 row_bound=place.bound, batch_inputs=tuple(self.layout.paths[i] for i in leaves),
                 has_backward=part.has_backward and not self.forward_only,
                 needs_weight=weighs,
-                **named(costs[alike], part, paths, values),
+                **named(unit_costs(self.program, part), part, paths, values),
             )  # fmt: skip
         return ops
 

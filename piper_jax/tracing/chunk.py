@@ -40,6 +40,15 @@ class Chunk:
     def has_backward(self) -> bool:
         return bool(self.diff_exports or self.diff_terms) and bool(self.diff_state or self.diff_externals)
 
+    def inputs(self, program: LossProgram) -> list[int]:
+        """The values that it is given: of state, batch, key and other chunks, in this order."""
+        return [
+            *(program.state_input(i) for i in self.state),
+            *(program.batch_input(i) for i in self.batch),
+            *([program.key_input] if self.uses_key else []),
+            *self.externals,
+        ]
+
 
 def chunks(program: LossProgram, units: Sequence[int | None], groups: Sequence[Iterable[int]]) -> list[Chunk]:
     """The chunks made of ``groups`` of units (every unit in exactly one group).

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -105,6 +105,7 @@ class LossProgram:
       axis_names: names of dimensions of the state, which its sharding constraints may use.
       param_dependent, data_dependent, active: for each value, whether it depends on state, on batch or key, and
         differentiably on a trainable leaf.
+      shared: what was built of its chunks so far, for others that are alike.
     """
 
     flat: Flat
@@ -119,6 +120,7 @@ class LossProgram:
     param_dependent: tuple[bool, ...]
     data_dependent: tuple[bool, ...]
     active: tuple[bool, ...]
+    shared: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def state_input(self, leaf: int) -> int:
         return self.flat.inputs[leaf]

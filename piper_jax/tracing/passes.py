@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from piper_jax.tracing.alike import alike
 from piper_jax.tracing.backward_split import Halves, split_backward
 from piper_jax.tracing.checkpoints import run_checkpointed
 from piper_jax.tracing.chunk import Chunk
@@ -50,16 +51,19 @@ class Passes:
 
 
 def passes(program: LossProgram, chunk: Chunk, remat: str | None = None, experts: Dispatch | None = None) -> Passes:
-    """Builds the passes of ``chunk`` at the batch size of ``program``; traces, computes nothing.
+    """The passes of ``chunk`` at the batch size of ``program``, traced once for all that are alike; computes nothing.
 
     Args:
       remat: the name of a policy in ``jax.checkpoint_policies``: only what it allows is kept from F for B.
       experts: of an expert region on the experts of one device: parameters, externals and exports are as it says.
     """
-    return under_a_mesh(lambda: _passes(program, chunk, remat, experts), program.axis_names)
+    kind = "passes", alike(program, chunk), remat, experts and replace(experts, place="")
+    if kind not in program.shared:
+        program.shared[kind] = under_a_mesh(lambda: _built(program, chunk, remat, experts), program.axis_names)
+    return replace(program.shared[kind], chunk=chunk)
 
 
-def _passes(program: LossProgram, chunk: Chunk, remat: str | None, experts: Dispatch | None) -> Passes:
+def _built(program: LossProgram, chunk: Chunk, remat: str | None, experts: Dispatch | None) -> Passes:
     kinds = kinds_of_terms(program, chunk)
     function = _ChunkFunction(program, chunk, kinds, remat, experts)
     evaluate = flatten(function.traced(function.outputs)(*function.specs))
@@ -91,12 +95,7 @@ class _ChunkFunction:
         experts: Dispatch | None,
     ):
         self.program, self.chunk, self.kinds, self.remat, self.experts = program, chunk, kinds, remat, experts
-        self.ids = [
-            *(program.state_input(i) for i in chunk.state),
-            *(program.batch_input(i) for i in chunk.batch),
-            *([program.key_input] if chunk.uses_key else []),
-            *chunk.externals,
-        ]
+        self.ids = chunk.inputs(program)
         self.parameters = {program.state_input(i) for i in chunk.state}
         self.in_turn = {k for k, i in enumerate(chunk.state) if i in program.in_turn}
         self.specs = [self.aval(v) for v in self.ids]

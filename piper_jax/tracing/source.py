@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from piper_jax.errors import TraceError
@@ -14,7 +14,7 @@ from piper_jax.tracing.loss_program import BatchLayout, LossProgram, trace_loss
 from piper_jax.tracing.model_state import ModelState
 from piper_jax.tracing.optimizer_program import OptimizerProgram
 from piper_jax.tracing.structure import fingerprint
-from piper_jax.tracing.unit_costs import named, signature, unit_costs
+from piper_jax.tracing.unit_costs import named, unit_costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class Source:
       structure: the program as text, for saved plans.
       uncounted: a line for each annotated region that is no unit.
       undivided: a line for each equation that holds much of the model and is one unit.
+      known: the loss at other batch sizes that were asked for.
     """
 
     loss_fn: Callable[..., Any]
@@ -46,6 +47,7 @@ class Source:
     forward_only: bool = False
     uncounted: tuple[str, ...] = ()
     undivided: tuple[str, ...] = ()
+    known: dict[int, LossProgram] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -58,7 +60,9 @@ class Source:
         Raises:
           TraceError: the model's Python code does something else at this size.
         """
-        return matched(self.program, self.trace_at(size), size)
+        if size not in self.known:
+            self.known[size] = matched(self.program, self.trace_at(size), size)
+        return self.known[size]
 
     def op_costs(self, ops: Sequence[tuple[tuple[int, ...], str | None]]) -> list[dict[str, Any]]:
         """The cost fields of operations made of these units with these remat policies, for the whole batch.
@@ -66,14 +70,10 @@ class Source:
         Args:
           ops: ``(units, policy)`` of each operation; together they are all units.
         """
-        known: dict[Any, dict[str, Any]] = {}
         costs = []
         paths, names = [leaf.path for leaf in self.state.leaves], {v: name for name, v in self.values.items()}
         for part, (_, policy) in zip(chunks(self.program, self.units.of_eqn, [u for u, _ in ops]), ops, strict=True):
-            alike = signature(self.program, part), policy
-            if alike not in known:
-                known[alike] = unit_costs(self.program, part, policy)
-            costs.append(named(known[alike], part, paths, names))
+            costs.append(named(unit_costs(self.program, part, policy), part, paths, names))
         return costs
 
     def trace_at(self, size: int) -> LossProgram:

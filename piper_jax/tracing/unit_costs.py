@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from piper_jax.ir.nodes import Reads
+from piper_jax.tracing.alike import alike
 from piper_jax.tracing.backward_split import whole_because
 from piper_jax.tracing.chunk import Chunk
 from piper_jax.tracing.costs import total_flops
@@ -15,26 +16,19 @@ from piper_jax.tracing.model_state import nbytes
 from piper_jax.tracing.passes import Passes, passes
 
 
-def signature(program: LossProgram, part: Chunk) -> Any:
-    """Equal for units of the same equations on the same shapes (used for cost estimates only)."""
-    local: dict[int, int] = {}
-    eqns = []
-    for i in part.eqns:
-        eqn = program.flat.eqns[i]
-        reads = tuple(local.setdefault(a, len(local)) for a in eqn.reads())
-        outs = tuple((local.setdefault(o, len(local)), str(program.flat.avals[o])) for o in eqn.outputs)
-        eqns.append((eqn.name, reads, outs))
-    tail = (len(part.diff_state), len(part.diff_externals), len(part.diff_exports), len(part.terms), len(part.carried))
-    inputs = (*(program.state_input(leaf) for leaf in part.state), *part.externals, *part.diff_exports)
-    return tuple(eqns), tuple((local.get(v), str(program.flat.avals[v])) for v in inputs), tail
-
-
 def unit_costs(program: LossProgram, part: Chunk, remat: str | None = None) -> dict[str, Any]:
     """The cost fields of an ``Op``, for the whole batch, and whether its backward can be split.
 
     ``input_reads`` and ``weight_reads`` are positions, to be named by :func:`named`, since alike units share the rest.
     """
-    built = passes(program, part, remat)
+    kind = "costs", alike(program, part), remat
+    if kind not in program.shared:
+        program.shared[kind] = _counted(passes(program, part, remat))
+    return program.shared[kind]
+
+
+def _counted(built: Passes) -> dict[str, Any]:
+    part = built.chunk
     forward = {"flops_forward": total_flops(built.evaluate.eqns)}
     means = _replica_means(e.eqn for e in built.evaluate.eqns)
     if built.backward is None or built.halves is None:

@@ -68,10 +68,12 @@ class Problem:
             self._references[slices] = _reference(self, *slices)
         return self._references[slices]
 
+    @cached_property
+    def traced(self) -> piper.Plan:
+        return piper.trace(self.loss_fn, self.params, self.batch, optimizer=self.optimizer, wrt=self.wrt)
+
     def parallelize(self, strategy: piper.Strategy) -> piper.Train:
-        return piper.parallelize(
-            self.loss_fn, self.params, self.batch, optimizer=self.optimizer, strategy=strategy, wrt=self.wrt
-        )
+        return piper.compile(self.traced.apply(strategy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
