@@ -25,7 +25,8 @@ class _Unit:
 def units_of_stages(dag: Dag, stages: Sequence[str]) -> list[list[int]]:
     """The units of each stage, given as text: module paths or patterns, ``layers.0-2`` for neighbours, with commas.
 
-    A unit that no stage names and that has no parameters of its own goes with the unit before it.
+    A unit that no stage names and that has no parameters of its own goes with the unit before it. One that reads what
+    others read too, such as a tied embedding, may be named in each of their stages, and is in the first.
 
     Raises:
       DirectiveError: a path of no unit, a unit of no stage or of several, or stages that are not in order.
@@ -36,7 +37,7 @@ def units_of_stages(dag: Dag, stages: Sequence[str]) -> list[list[int]]:
     before = 0
     for number, unit in units.items():
         places = [stage for stage, members in enumerate(found) if number in members]
-        if len(places) != 1 and (places or unit.owns):
+        if len(places) != 1 and unit.owns:
             where = f"stages {' and '.join(map(str, places))}" if places else "no stage"
             raise DirectiveError(
                 f"unit {number} ({unit.name}) is in {where}.",
@@ -44,7 +45,14 @@ def units_of_stages(dag: Dag, stages: Sequence[str]) -> list[list[int]]:
             )
         before = stage_of[number] = places[0] if places else before
     _require_order(units, stage_of)
-    return [[unit for unit, stage in stage_of.items() if stage == number] for number in range(len(stages))]
+    made = [[unit for unit, stage in stage_of.items() if stage == number] for number in range(len(stages))]
+    for number, text in enumerate(stages):
+        if not made[number]:
+            raise DirectiveError(
+                f"stages[{number}]={text!r} has no unit that is in no stage before it.",
+                help="name another module in it, or leave the stage out; print(plan) shows the units.",
+            )
+    return made
 
 
 def _members(units: Mapping[int, _Unit], place: str, text: str) -> set[int]:

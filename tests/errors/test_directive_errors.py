@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 from expected import Expected
-from traced_dags import chain, experts, stacked
+from traced_dags import chain, experts, op, stacked, traced
 
 import piper_jax as piper
 from piper_jax import where
@@ -78,6 +78,18 @@ def stages_with_a_range_that_runs_backwards():
 )
 def a_stage_without_a_path():
     chain(2).cut(stages=["layers.0-1", " , "])
+
+
+@expected(
+    piper.DirectiveError,
+    """
+    cut[0] at FILE.py:LINE: stages[1]='embed' has no unit that is in no stage before it.
+    help: name another module in it, or leave the stage out; print(plan) shows the units.
+""",
+)
+def a_stage_of_tied_parameters_alone():
+    ops = [op("embed", 0, reads=("table",)), op("embed#2", 1, reads=("table",))]
+    traced(ops, [("embed", "embed#2", "x")]).cut(stages=["embed*", "embed"])
 
 
 @expected(

@@ -77,6 +77,7 @@ def _with_nameless() -> piper.Plan:
     ("stages", "units", "names"),
     [
         (["embed, layers.0", "layers.1"], [(0, 1, 2), (3, 4, 5)], ["embed-layers.0", "layers.1-embed#2"]),
+        (["embed, layers.0", "layers.1, embed"], [(0, 1, 2), (3, 4, 5)], None),
         (["params.embed", "layers.0-1"], [(0,), (1, 2, 3, 4, 5)], ["embed", "layers.0-embed#2"]),
         (["embed", "layers.0, layers.1", "embed#2"], [(0,), (1, 2, 3, 4), (5,)], ["embed", "layers.0-1", "embed#2"]),
         (["embed", "layers.0", "layers.0#2, layers.1"], [(0,), (1,), (2, 3, 4, 5)], None),
