@@ -39,7 +39,7 @@ from piper_jax.runtime.state import StateLayout, TrainState
 from piper_jax.runtime.timing import measure, record
 from piper_jax.simulation import MeasuredCosts, Report, measured_report
 from piper_jax.tracing.source import Source
-from piper_jax.tracing.tracer import trace
+from piper_jax.tracing.tracer import trace_alike
 
 
 @dataclass(kw_only=True)
@@ -345,7 +345,9 @@ class Train:
         ready, values = self._for_batch(mode, batch, call or mode)
         given = {**self._registers(ready, state, call or mode), **ready.constants, **ready.placed(values)}
         owner = self._base or self
-        given.update(owner._tokens or tokens(ready.context))
+        if any(Key("token", group) not in owner._tokens for group in ready.context.here):
+            given.update(tokens(ready.context))
+        given.update(owner._tokens)
         if mode != "evaluate":
             given.update(self._accumulators or accumulators(ready.context))
             self._accumulators = {}
@@ -353,7 +355,7 @@ class Train:
         results = ready.executor.run(given)
         if mode != "evaluate":
             self._accumulators = {k: v for k, v in results.items() if k.kind.startswith("accumulator")}
-        owner._tokens = {k: v for k, v in results.items() if k.kind == "token"}
+        owner._tokens |= {k: v for k, v in results.items() if k.kind == "token"}
         self._excess.add(ready.context, ready.gather.excess(results))
         return ready, results
 
@@ -378,9 +380,6 @@ class Train:
     def _following(self, fn: Callable[..., Any], batch: Any, *, forward_only: bool) -> Train:
         key = (fn, forward_only)
         if key not in self._other:
-            source = self._source
-            avals = [source.program.flat.avals[v] for v in source.program.flat.inputs[: source.program.num_state]]
-            values = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-            plan = follow(self.plan, trace(fn, source.state.build(values), batch, forward_only=forward_only))
+            plan = follow(self.plan, trace_alike(self.plan, fn, batch, forward_only=forward_only))
             self._other[key] = Train(plan=plan, devices=self.devices, compiler=self.compiler, _base=self._base or self)
         return self._other[key]

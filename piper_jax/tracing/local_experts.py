@@ -17,6 +17,7 @@ import jax
 
 from piper_jax import _jax_compat
 from piper_jax.errors import PlanError
+from piper_jax.tracing.constraints import NAME as CONSTRAINT
 from piper_jax.tracing.elementwise import ELEMENTWISE
 from piper_jax.tracing.flat import Flat, FlatEqn, flatten, read
 
@@ -294,5 +295,5 @@ _RULES: Mapping[str, _Rule] = {
     "cumlogsumexp": _Equation.cumulative, "rev": _Equation.reverse, "pad": _Equation.pad, "slice": _Equation.slice,
     "dynamic_slice": _Equation.dynamic_slice, "split": _Equation.split, "sort": _Equation.concatenate,
     "dot_general": _Equation.dot_general, "ragged_dot_general": _Equation.ragged_dot,
-    "ragged_dot": _Equation.ragged_dot, "custom_jvp_call": _Equation.custom_jvp,
+    "ragged_dot": _Equation.ragged_dot, "custom_jvp_call": _Equation.custom_jvp, CONSTRAINT: _Equation.elementwise,
 }  # fmt: skip

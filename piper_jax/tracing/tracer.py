@@ -14,6 +14,7 @@ from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.expert_units import Units, divided_at_experts
 from piper_jax.tracing.flat import Atom
 from piper_jax.tracing.loss_program import (
+    BatchLayout,
     LossProgram,
     Metric,
     MetricKind,
@@ -55,14 +56,33 @@ def trace(
     Raises:
       TraceError: what cannot be planned, with the module path and the line.
     """
-    require_loss(loss_fn)
     if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TraceError(
             f"trace: optimizer is a {type(optimizer).__name__}, without init and update.",
             help="pass an optax.GradientTransformation such as optax.adamw(1e-3).",
         )
+    require_loss(loss_fn)
     layout = batch_layout(batch)
     state, program = trace_layers(loss_fn, model_state(params, wrt), layout, forward_only=forward_only)
+    return _plan(loss_fn, state, layout, program, optimizer, forward_only)
+
+
+def trace_alike(plan: Plan, loss_fn: Callable[..., Any], batch: Any, *, forward_only: bool = False) -> Plan:
+    """Traces another function of the parameters of a plan, in which they are the same leaves, whatever loops it has."""
+    require_loss(loss_fn)
+    state, layout = plan.source.state, batch_layout(batch)
+    program = trace_loss(loss_fn, state, layout, layout.size, forward_only=forward_only)
+    return _plan(loss_fn, state, layout, program, None, forward_only)
+
+
+def _plan(
+    loss_fn: Callable[..., Any],
+    state: ModelState,
+    layout: BatchLayout,
+    program: LossProgram,
+    optimizer: Any,
+    forward_only: bool,
+) -> Plan:
     doubled = trace_loss(loss_fn, state, layout, 2 * layout.size, forward_only=forward_only)
     batch_dims = _batch_dims(program, matched(program, doubled, 2 * layout.size))
     program = replace(program, metrics=_reductions(program, doubled, batch_dims))

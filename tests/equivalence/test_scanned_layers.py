@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
@@ -111,7 +112,10 @@ def test_plans_are_those_of_a_list_of_layers(one: Callable[..., Any]) -> None:
     assert [replace(op, source="") for op in plans[0].dag.ops.values()] == [
         replace(op, source="") for op in plans[1].dag.ops.values()
     ]
-    assert plans[0].dag.buckets == plans[1].dag.buckets
+    assert plans[1].dag.buckets == {
+        name: replace(bucket, leaves=tuple(replace(leaf, layered=None) for leaf in bucket.leaves))
+        for name, bucket in plans[0].dag.buckets.items()
+    }
     assert plans[0].dag.data == plans[1].dag.data
     paths = [set(plan.source.optimizer.leaf_paths) for plan in plans]
     assert paths[0] == paths[1]
@@ -148,6 +152,29 @@ def test_a_recurrence_over_time_stays_whole() -> None:
 )
 def test_results_are_those_of_one_device(loop: Loop, optimizer: Any, layout: dict[str, Any]) -> None:
     assert_equivalent(problem(loop, optimizer=optimizer()), strategy(**layout))
+
+
+def test_evaluation_may_go_through_the_layers_in_another_way() -> None:
+    """A loop, no loop, and one layer alone, after which a step still has all that it needs."""
+    found = problem(scanned(layer))
+    params = found.params
+
+    def unrolled(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for k in range(LAYERS):
+            x = layer(x, jax.tree.map(lambda v, k=k: v[k], params["layers"]))
+        return jnp.mean(x**2)
+
+    def rolled(params: Any, batch: Any) -> Any:
+        return jnp.mean(scanned(layer)(batch["x"], params["layers"]) ** 2)
+
+    for fn, other in ((rolled, unrolled), (unrolled, rolled)):
+        train = piper.parallelize(fn, params, found.batch, optimizer=found.optimizer, strategy=strategy(stages=2))
+        state = train.init(params)
+        loss = float(fn(params, found.batch))
+        np.testing.assert_allclose(float(train.evaluate(state, found.batch, other)["loss"]), loss, rtol=1e-5)
+        train.predict(state, found.batch, lambda p, b: layer(b["x"], jax.tree.map(lambda v: v[0], p["layers"])))
+        np.testing.assert_allclose(float(train.step(state, found.batch)[1]["loss"]), loss, rtol=1e-5)
 
 
 @pytest.mark.full

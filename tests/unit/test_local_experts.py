@@ -20,6 +20,9 @@ EXPERTS, PARTS, PLACES, DIM = 4, 2, 3, 5
 X = np.random.default_rng(0).standard_normal((EXPERTS, PLACES, DIM)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((EXPERTS, DIM, DIM)).astype(np.float32)
 SHARED = np.random.default_rng(2).standard_normal((DIM, 7)).astype(np.float32)
+ON_ONE = jax.sharding.NamedSharding(
+    jax.sharding.Mesh(jax.devices()[:1], ("tensor",)), jax.sharding.PartitionSpec(None, None, "tensor")
+)
 Region = Callable[[Any, Any], Any]
 
 
@@ -69,6 +72,7 @@ APART: dict[str, Region] = {
     "mask of experts": lambda x, w: jnp.where(jnp.arange(EXPERTS)[:, None, None] % 3 == 0, x, -x),
     "numbers of experts": lambda x, w: x * lax.iota(jnp.float32, EXPERTS)[:, None, None],
     "constant matrices": lambda x, w: each(x, np.arange(EXPERTS * DIM * 2.0).reshape(EXPERTS, DIM, 2)),
+    "constrained": lambda x, w: lax.with_sharding_constraint(each(x, w), ON_ONE),
     "slice at a place": lambda x, w: lax.dynamic_slice(x, (0, 1, 0), (EXPERTS, 2, DIM)),
 }  # fmt: skip
 MIXED: dict[str, Region] = {
