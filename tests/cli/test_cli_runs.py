@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import ROOT, environment
 
 from piper_jax.config import load_config
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.needs_jax, pytest.mark.timeout(240)]
 
 
 def piper(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs ``piper`` without the devices that the tests set for themselves; XLA need not optimize what runs twice."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", **variables}
+    """Runs ``piper`` in a process of its own."""
     command = [sys.executable, "-c", "from piper_jax.cli import main; main()", *arguments]
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=False)
 
 
 def test_plan_prints_stages_directives_and_grid():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -15,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fresh_process import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "data.max_bytes=100000", "model.arguments.num_layers=2", "model.arguments.dropout=0.1", "devices.num_virtual=2",
     "strategy.data_parallel=1", "strategy.pipeline_parallel=1", "strategy.num_microbatches=1", "train.steps=8",
@@ -35,17 +34,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def running(folder: Path, cache: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
     """``piper train``, which is killed in the end if it is still there."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
     command = [sys.executable, "-m", "piper_jax", "train", "configs/gpt_tiny.yaml", *TINY, f"folder={folder}"]
     process = subprocess.Popen(
-        [*command, *overrides], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*command, *overrides],
+        cwd=ROOT,
+        env=environment(cache, PYTHONUNBUFFERED="1"),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         yield process

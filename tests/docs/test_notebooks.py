@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 @pytest.mark.timeout(120)
 def test_runs(script: Path, tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTEST_ADDOPTS")}
-    environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=110,

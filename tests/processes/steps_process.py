@@ -23,7 +23,7 @@ def main(folder: Path, num_devices: int, names: list[str]) -> None:
     asked = requested()
     count, number = (asked.count or 1, asked.number or 0) if asked is not None else (1, 0)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices // count}"
+    os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={num_devices // count}"
     import jax
 
     if asked is not None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import fresh_process
 import pytest
+from fresh_process import ROOT
 
 from piper_jax.processes.launching import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "data.max_bytes=100000", "model.arguments.num_layers=2", "model.arguments.dropout=0.1", "devices.num_virtual=2",
     "strategy.data_parallel=1", "strategy.num_microbatches=2", "train.steps=12", "evaluation.num_batches=1",
@@ -28,13 +28,7 @@ pytestmark = [pytest.mark.needs_jax, pytest.mark.timeout(2 * LIMIT)]
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Compiled programs are kept: every run but the first finds them."""
-    return {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    return fresh_process.environment(tmp_path_factory.mktemp("compiled"))
 
 
 def piper(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
