@@ -109,8 +109,8 @@ def _merged_name(together: Sequence[Op], old: Mapping[str, Op], new: Mapping[str
     elif head and tail and head[1] == tail[1] and int(head[2]) < int(tail[2]):
         name = f"{head[1]}{head[2]}{head[3] or ''}-{tail[2]}"
     else:
-        layer = re.sub(r"(\d)#\d+$", r"\1", last)
-        name = f"{first}-{last if layer == first else layer}"
+        whole = re.sub(r"#\d+$", "", last)
+        name = f"{first}-{whole if whole in names[1:] else last}"
     others = {*old, *new}.difference(names)
     candidate, number = name, 2
     while candidate in others:

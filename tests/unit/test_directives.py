@@ -93,6 +93,10 @@ def test_parts_of_one_layer_keep_its_name() -> None:
     plan = _with_nameless()
     assert list(plan.cut(stages=[(0,), (1, 2), (3, 4, 5)]).dag.ops)[:2] == ["embed", "layers.0"]
     assert list(plan.cut(stages=[(0, 1), (2, 3, 4), (5,)]).dag.ops)[1] == "layers.0#2-1"
+    ops = [op(name, k) for k, name in enumerate(("layers.0", "head", "head#2"))]
+    assert list(traced(ops, [("layers.0", "head", "x"), ("head", "head#2", "y")]).cut(stages=1).dag.ops) == [
+        "layers.0-head"
+    ]
 
 
 def test_the_stages_are_a_table() -> None:
