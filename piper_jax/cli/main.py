@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from piper_jax.cli import commands
+from piper_jax.cli import checking, commands, compiling, simulating, training
 from piper_jax.cli.boundary import exit_code
 from piper_jax.config import load_config
 from piper_jax.errors import ConfigError
@@ -43,7 +43,7 @@ Output = Annotated[
 @app.command()
 def train(config: ConfigPath, overrides: Overrides = None, directive: Directives = None) -> None:
     """Train a model: shows the plan, the progress and the held-out loss."""
-    _run(commands.train, config, overrides, directive)
+    _run(training.train, config, overrides, directive)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def check(
     node: Annotated[str | None, typer.Option(help="Run one node alone, such as 'F[PP=1,MB=0]'.")] = None,
 ) -> None:
     """Compare one planned step with the same step on one device: loss and every gradient."""
-    _run(partial(commands.check, bisect=bisect, node=node), config, overrides, directive)
+    _run(partial(checking.check, bisect=bisect, node=node), config, overrides, directive)
 
 
 @app.command()
@@ -80,7 +80,7 @@ def simulate(
     output: Output = None,
 ) -> None:
     """Simulate a plan: makespan, bubble, busy time and peak bytes of each group."""
-    run = lambda found: commands.simulate(found, hardware, costs, target, output)  # noqa: E731
+    run = lambda found: simulating.simulate(found, hardware, costs, target, output)  # noqa: E731
     _run(run, source, overrides, directive, output, True)
 
 
@@ -93,7 +93,7 @@ def show(
     output: Output = None,
 ) -> None:
     """Show a plan: its grid, the nodes that a filter selects, or a picture of either."""
-    _run(lambda found: commands.show(found, select, output), source, overrides, directive, output, True)
+    _run(lambda found: simulating.show(found, select, output), source, overrides, directive, output, True)
 
 
 @app.command(name="compile")
@@ -104,7 +104,7 @@ def compile_command(
     directive: Directives = None,
 ) -> None:
     """Compile a plan for hardware that is not there: memory, FLOPs, and which collectives XLA hides."""
-    _run(lambda found: commands.compile_for(found, target), config, overrides, directive)
+    _run(lambda found: compiling.compile_for(found, target), config, overrides, directive)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

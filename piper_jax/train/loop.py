@@ -53,10 +53,10 @@ def run_job(
     """
     utilization = Utilization.of(job, plan)
     display.note(f"mfu    {utilization}")
-    recorder.say(0, {"plan": str(job.strategy), "mfu": str(utilization)})
     display.compiling()
     started, faults, limits = time.perf_counter(), Faults(job.config.faults), job.config.processes
     step, others = 0 if saved is None else saved.step, coordination()
+    recorder.say(step, {"plan": str(job.strategy), "mfu": str(utilization)})
     stop.agree_with(others)
     watch = partial(Watchdog, coordination=others, lost_limit=limits.lost_limit)
     compiling = Position(step=step, what="compiling")
