@@ -142,7 +142,7 @@ def test_what_mixes_experts_is_refused_before_compiling(apply: Any, said: str) -
 
 def test_experts_that_do_not_divide_are_refused() -> None:
     tested = small(rows=6)
-    with pytest.raises(PlanError, match=r"4 experts .* do not divide over the 3 devices"):
+    with pytest.raises(PlanError, match=r"4 experts .* cannot be divided over the 3 devices"):
         tested.parallelize(strategy(expert_parallel=3, microbatches=1))
 
 

@@ -247,7 +247,7 @@ def divided_experts(**expert):
 
 @pytest.mark.parametrize(
     ("count", "fix"),
-    [(1, "has 1 expert, .*\n.*expert_parallel=1."), (9, "has 9 experts, .*\n.*expert_parallel=1, 3 or 9.")],
+    [(1, "1 expert of .*\n.*expert_parallel=1."), (9, "9 experts of .*\n.*expert_parallel=1, 3 or 9.")],
 )
 def test_the_degrees_that_divide_experts_are_named(count, fix):
     leaf = Leaf(path="w", shape=(count, 8), dtype="float32", kind="trainable", nbytes=4)
