@@ -28,7 +28,8 @@ def undivided_experts(checked: Checked) -> Iterator[PlanError]:
             *others, most = (str(n) for n in range(1, count + 1) if count % n == 0)
             degrees = f"{', '.join(others)} or {most}" if others else most
             yield PlanError(
-                f"{counted(count, 'expert')} of {op.name} cannot be divided over the {devices} devices of {group}'s axis.",
+                f"{counted(count, 'expert')} of {op.name} cannot be divided over the {devices} devices of {group}'s "
+                "expert axis.",
                 help=f"use expert_parallel={degrees}.",
             )
         for other in dag.ops.values():
