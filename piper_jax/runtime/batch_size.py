@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from piper_jax.errors import RuntimeFault
-from piper_jax.tracing.loss_program import BatchLayout
+from piper_jax.tracing.batch_layout import BatchLayout
 
 
 def checked_batch_size(layout: BatchLayout, values: Sequence[Any], call: str) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 from piper_jax.errors import TraceError
 from piper_jax.planning.structure import Structure
+from piper_jax.tracing.batch_layout import BatchLayout
 from piper_jax.tracing.chunk import chunks
 from piper_jax.tracing.expert_units import Units
-from piper_jax.tracing.loss_program import BatchLayout, LossProgram, trace_loss
+from piper_jax.tracing.loss_program import LossProgram, trace_loss
 from piper_jax.tracing.model_state import ModelState
 from piper_jax.tracing.optimizer_program import OptimizerProgram
 from piper_jax.tracing.structure import fingerprint

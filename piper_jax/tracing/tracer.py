@@ -10,19 +10,11 @@ from piper_jax.arguments import checked
 from piper_jax.errors import TraceError
 from piper_jax.planning import Plan
 from piper_jax.tracing.assembly import Assembly
+from piper_jax.tracing.batch_layout import BatchLayout, batch_layout
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.expert_units import Units, divided_at_experts
 from piper_jax.tracing.flat import Atom
-from piper_jax.tracing.loss_program import (
-    BatchLayout,
-    LossProgram,
-    Metric,
-    MetricKind,
-    batch_layout,
-    require_loss,
-    trace_layers,
-    trace_loss,
-)
+from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, require_loss, trace_layers, trace_loss
 from piper_jax.tracing.model_state import ModelState, model_state
 from piper_jax.tracing.regions import assign_units
 from piper_jax.tracing.source import matched

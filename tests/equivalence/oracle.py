@@ -14,7 +14,8 @@ from tolerances import TOLERANCES, Tolerance, assert_close, assert_moved
 
 import piper_jax as piper
 from piper_jax.runtime.reference import reference_step
-from piper_jax.tracing.loss_program import batch_layout, trace_loss
+from piper_jax.tracing.batch_layout import batch_layout
+from piper_jax.tracing.loss_program import trace_loss
 from piper_jax.tracing.model_state import ModelState, model_state
 
 SEED = 7
