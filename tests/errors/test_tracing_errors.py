@@ -10,13 +10,10 @@ import numpy as np
 import optax
 import pytest
 from expected import Expected
-from flax import linen as nn
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 from small_model import DIM, ROWS, apply, batch, loss, parallelized, params
 
 import piper_jax as piper
-from piper_jax.tracing.model_state import model_state
 
 expected = Expected(__file__)
 
@@ -99,19 +96,6 @@ def carried_path_that_is_none():
     piper.trace(carrying, params(), batch())
 
 
-# -- partitioning metadata ----------
-@expected(
-    piper.TraceError,
-    """
-    trace: w has 2 dimensions [4, 4], its partitioning names 3: ('embed', 'mlp', 'heads').
-    help: give one name (or None) for each dimension where the parameter is made.
-""",
-)
-def names_of_another_rank():
-    boxed = nn.Partitioned(jnp.ones((DIM, DIM)), names=("embed", "mlp", "heads"))
-    piper.trace(lambda p, b: (b["x"] @ p["w"].value).mean(), {"w": boxed}, {"x": np.ones((ROWS, DIM), np.float32)})
-
-
 # -- arguments ----------
 @expected(
     piper.TraceError,
@@ -133,91 +117,6 @@ def loss_that_is_no_function():
 )
 def optimizer_that_is_a_number():
     piper.trace(loss, params(), batch(), optimizer=1e-3)
-
-
-# -- regions ----------
-@expected(
-    piper.DirectiveError,
-    """
-    cut[0] at FILE.py:LINE: the model has 4 units, too few for 6 stages.
-        annotate("PP") around FILE.py:LINE is no unit: nothing in it depends on the parameters; its readers compute it.
-        annotate("PP") around FILE.py:LINE is no unit: nothing in it depends on the batch; its readers compute it.
-    help: use 1 to 4 stages, or annotate more regions.
-""",
-)
-def regions_that_are_no_units():
-    def scaled(kernels: Any, rows: Any) -> Any:
-        with piper.annotate("PP"):
-            x = rows["x"] / 255
-        with piper.annotate("PP"):
-            decay = jnp.sum(kernels[0] ** 2)
-        return apply(kernels, {"x": x}).mean() + decay
-
-    plan = piper.trace(scaled, params(), batch())
-    assert str(plan).count("is no unit") == 2
-    plan.cut(stages=6)
-
-
-@expected(
-    piper.DirectiveError,
-    """
-    cut[0] at FILE.py:LINE: the model has 2 units, too few for 4 stages.
-        `fori_loop` at FILE.py:LINE holds 97% of the operations and is one unit: scan over the stacked parameters, or enter piper.annotate("PP") in its body.
-    help: use 1 to 2 stages, or annotate more regions.
-""",  # noqa: E501
-)
-def a_model_in_one_loop():
-    def looped(kernels: Any, rows: Any) -> Any:
-        return jax.lax.fori_loop(0, 4, lambda i, x: jnp.tanh(x @ kernels[i]), rows["x"]).mean()
-
-    plan = piper.trace(looped, jnp.ones((4, 4, 4)), batch())
-    assert "`fori_loop`" not in str(plan)
-    assert "`fori_loop`" in str(plan.cut(stages=2))
-    plan.cut(stages=4)
-
-
-@expected(
-    piper.TraceError,
-    """
-    trace: wrt=('a.*', 'lora'): no parameter has 'lora'.
-    help: such as a.lora_b, a.lora_a.
-""",
-)
-def trained_leaves_of_a_path_that_does_not_exist():
-    model_state({"a": dict.fromkeys(("kernel", "lora_a", "lora_b"), 1.0)}, ("a.*", "lora"))
-
-
-@expected(
-    piper.TraceError,
-    """
-    trace: wrt={'a': True} is no path, nor a tree of booleans like the parameters.
-    help: such as wrt="*.lora_a", wrt=("adapters", "head.bias"), or a tree of booleans with the keys of the parameters.
-""",
-)
-def trained_leaves_of_another_tree():
-    model_state({"a": 1.0, "b": 2.0}, {"a": True})
-
-
-@expected(
-    piper.TraceError,
-    """
-    trace: wrt='steps' chooses no floating-point array of the dict.
-    help: such as wrt="*.lora_a", wrt=("adapters", "head.bias"), or a tree of booleans with the keys of the parameters.
-""",
-)
-def nothing_to_train_in_what_is_chosen():
-    model_state({"a": 1.0, "steps": 2}, "steps")
-
-
-@expected(
-    piper.TraceError,
-    """
-    trace: wrt=LoRAParam chooses no floating-point array of the Linear.
-    help: such as wrt=nnx.LoRAParam for modules with such variables; without wrt all parameters are trained.
-""",
-)
-def a_filter_of_variables_that_matches_nothing():
-    model_state(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.LoRAParam)
 
 
 # -- the batch ----------
@@ -356,74 +255,6 @@ def mean_over_replicas_inside_a_branch():
         return jax.lax.scan(branching, batch["x"] @ kernels[0], jnp.ones(2))[0].mean()
 
     piper.trace(looped, params(), batch())
-
-
-# -- constraints ----------
-class Constrained(nnx.Module):
-    """A layer inside a layer, whose constraint is given."""
-
-    def __init__(self, spec: Any, depth: int = 1):
-        self.inner = Constrained(spec, 0) if depth else nnx.Linear(DIM, DIM, rngs=nnx.Rngs(0))
-        self.spec = P(None, "tensor") if depth else spec
-
-    def __call__(self, x: Any) -> Any:
-        return jax.lax.with_sharding_constraint(self.inner(x), self.spec)
-
-
-@expected(
-    piper.TraceError,
-    """
-    trace: a sharding constraint at FILE.py:LINE, in inner, does not fit.
-        Resource axis: tensr of P('tensr',) is not found in mesh: ('data', 'expert', 'tensor').
-    help: name data, expert, tensor alone, each once, in one entry for each dimension at most; so must Flax's rules.
-""",
-)
-def constraint_with_an_axis_that_is_not():
-    piper.trace(lambda model, batch: model(batch["x"]).mean(), Constrained(P("tensr")), batch())
-
-
-def test_constraints_of_other_ranks_and_axes_named_twice() -> None:
-    for spec, fault in ((P(None, None, "tensor"), "rank at least 3"), (P("data", "data"), "duplicate entries")):
-        with pytest.raises(piper.TraceError, match=fault) as caught:
-            piper.trace(lambda model, batch: model(batch["x"]).mean(), Constrained(spec), batch())
-        assert "test_tracing_errors.py" in str(caught.value)
-
-
-@expected(
-    piper.AnnotationError,
-    """
-    annotate("PP") inside another PP region, at dot_general.
-    help: annotate either the layer class or the block around its call, not both.
-""",
-)
-def region_inside_a_region():
-    def nested(kernels: Any, batch: Any) -> Any:
-        with piper.annotate("PP"):
-            return apply(kernels, batch).mean()
-
-    piper.trace(nested, params(), batch())
-
-
-@expected(
-    piper.TraceError,
-    """
-    trace: the parameters (list) hold no floating-point array to train.
-    help: pass a pytree of arrays, or an nnx.Module with nnx.Param variables (or wrt=...).
-""",
-)
-def no_parameters():
-    piper.trace(loss, [1, 2], batch())
-
-
-@expected(
-    piper.AnnotationError,
-    """
-    annotate('PPP'): unknown region tag
-    help: did you mean 'PP'?
-""",
-)
-def unknown_tag():
-    piper.annotate("PPP")
 
 
 # -- before compiling ----------
