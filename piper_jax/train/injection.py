@@ -30,6 +30,7 @@ class Faults:
 
     def __init__(self, sections: Sequence[FaultSection]):
         self._left = list(sections)
+        self._happened: set[FaultSection] = set()
         self._poisons = any(section.kind == "nan" for section in sections)
 
     def reach(self, step: int, moment: FaultMoment) -> None:
@@ -44,10 +45,15 @@ class Faults:
                 while True:
                     time.sleep(3600)
 
+    def missed(self) -> list[str]:
+        """The faults of this process that have not happened, as they were asked for."""
+        here = (s for s in self._left if s.process == jax.process_index() and s not in self._happened)
+        return [f"{s.kind} at step {s.step}" + f", moment {s.moment}" * (s.kind != "nan") for s in here]
+
     @contextmanager
     def around_save(self, step: int) -> Iterator[None]:
         """The system refuses to write files of any size, where the disk is to be full."""
-        if not any((s.step, s.kind) == (step, "disk_full") for s in self._left):
+        if not self.fills_disk(step):
             yield
             return
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -59,7 +65,7 @@ class Faults:
 
     def fills_disk(self, step: int) -> bool:
         """Whether the save of this step has to end before files may be written again."""
-        return any((s.step, s.kind) == (step, "disk_full") for s in self._left)
+        return self._happens(step, "disk_full")
 
     # -- not a number -----------------------------------------------------------------------------------
     def batch(self, step: int, batch: Batch) -> Batch:
@@ -67,9 +73,14 @@ class Faults:
         if not self._poisons:
             return batch
         poison = np.zeros(len(next(iter(batch.values()))), np.float32)
-        if any((s.step, s.kind) == (step, "nan") for s in self._left):
+        if self._happens(step, "nan"):
             poison[-1] = 1
         return {**batch, POISON: poison}
+
+    def _happens(self, step: int, kind: str) -> bool:
+        found = [s for s in self._left if (s.step, s.kind) == (step, kind)]
+        self._happened.update(found)
+        return bool(found)
 
 
 def poisonable(model: LanguageModel, sections: Sequence[FaultSection]) -> LanguageModel:

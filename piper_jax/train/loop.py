@@ -131,6 +131,8 @@ class Loop:
             raise
         self._saver.finish(self.step, self.state, self.data_state)
         self._recorder.record(self.step, {"held_out_loss": held_out_loss})
+        for fault in self._faults.missed():
+            self._display.note(f"no fault  {fault}: the run did not come there")
         num_steps = self.step - self.begun_at
         num_tokens = (num_steps - 1) * self._meter.tokens_per_step
         return Summary(
