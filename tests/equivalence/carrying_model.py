@@ -44,8 +44,8 @@ class Layer(nnx.Module):
             turned = jax.lax.stop_gradient(self.linear.kernel[...].T @ self.vector[...] + 0.1 * y.mean(0))
             self.vector[...] = turned / jnp.linalg.norm(turned)
             self.calls[...] = self.calls[...] + 1
-        load = self.load[...].astype(jnp.float32)
-        self.bias[...] = self.bias[...] + 0.01 * jnp.sign(load.mean() - load)
+        load = self.load[...]  # whole numbers: the sign of their distance from the mean is exact
+        self.bias[...] = self.bias[...] + 0.01 * jnp.sign(load.sum() - DIM * load)
         y = y + self.bias[...]
         self.load[...] = (y > 0).sum(0).astype(jnp.int32)
         self.level[...] = (0.5 * self.level[...] + (y**2).mean(0)).astype(jnp.bfloat16)
