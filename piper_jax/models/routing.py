@@ -75,9 +75,12 @@ def balanced_bias(
 ) -> Float[Array, " experts"]:
     """One step of balancing without an auxiliary loss (arXiv 2408.15664, algorithm 1).
 
-    ``rate`` is added for experts that got less than an equal share of the choices, and taken from those that got more.
+    ``rate`` is added for experts that got less than an equal share of the choices, and taken from those that got more:
+    in whole numbers, since the sign of a rounded mean less an equal share would depend on the compiler.
     """
-    return bias + rate * jnp.sign(load.mean(dtype=bias.dtype) - load.astype(bias.dtype))
+    share, rest = jnp.divmod(load.sum(), load.size)
+    less, more = load < share + (rest > 0), load > share
+    return bias + rate * (less.astype(bias.dtype) - more.astype(bias.dtype))
 
 
 def softmax_routes(scores: Float[Array, "tokens experts"], top_k: int) -> Routes:

@@ -164,7 +164,9 @@ def test_dynamic_balancing_moves_the_bias_towards_idle_experts():
     router.observe(load)
     router(jnp.ones((3, 32)))
     np.testing.assert_array_equal(router.bias[...], [0.25, 0.25, 0, 0, 0, 0, -0.25, -0.25])
-    np.testing.assert_array_equal(balanced_bias(jnp.zeros(2), jnp.array([3, 3]), 0.5), [0, 0])
+    np.testing.assert_array_equal(balanced_bias(jnp.zeros(3), jnp.array([1, 2, 2]), 0.5), [0.5, -0.5, -0.5])
+    for equal in (jnp.full(2, 3), jnp.full(49, 7), jnp.full(6, 2**24 + 1)):
+        np.testing.assert_array_equal(balanced_bias(jnp.zeros(equal.size), equal, 0.5), jnp.zeros(equal.size))
 
 
 # -- attention ----------------------------------------------------------------------------------------------
