@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from piper_jax.errors import RuntimeFault
 from piper_jax.ir.ids import NodeId
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.programs import Compiled
@@ -40,3 +41,23 @@ def last_uses(instructions: Sequence[Instruction], kept: Iterable[Key]) -> list[
         live.difference_update(instruction.writes)
         live.update(instruction.reads)
     return frees[::-1]
+
+
+def require_unspoiled(instructions: Iterable[Instruction]) -> None:
+    """What an instruction reads, none before it has overwritten: on devices that would end the process.
+
+    Raises:
+      RuntimeFault: one is dispatched too late; the order of the plan and what its nodes write do not agree.
+    """
+    taken: dict[Key, Instruction] = {}
+    for instruction in instructions:
+        for key in instruction.reads:
+            if key in taken:
+                raise RuntimeFault(
+                    f"compile: {instruction.label} reads {key.kind} {key.item} on {key.group}, whose memory "
+                    f"{taken[key].label} has taken over.",
+                    help="this is a fault of piper-jax; please report it with the plan (plan.save) and the model.",
+                )
+        taken.update(dict.fromkeys(instruction.overwrites, instruction))
+        for key in instruction.writes:
+            taken.pop(key, None)

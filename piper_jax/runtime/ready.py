@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from piper_jax.lowering.context import Context
-from piper_jax.lowering.instruction import Instruction
+from piper_jax.lowering.instruction import Instruction, require_unspoiled
 from piper_jax.lowering.keys import Key
 from piper_jax.lowering.placing import placed
 from piper_jax.lowering.slots import local_spec
@@ -68,7 +68,11 @@ def prepare(
       wanted: registers to keep, besides those of metrics.
       device: where metrics are gathered.
       consumed: given registers that nobody needs after their last use.
+
+    Raises:
+      RuntimeFault: an instruction reads what another one has overwritten.
     """
+    require_unspoiled(instructions)
     gather = metric_gather(context, [k for i in instructions for k in i.writes], device)
     executor = Executor(instructions, (*wanted, *gather.keys, *token_keys(context)), consumed)
     numbers = tuple(k for k in executor.inputs if k.kind == "microbatch")

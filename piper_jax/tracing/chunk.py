@@ -77,9 +77,9 @@ class _Builder:
         own = [[i for i, o in enumerate(self.owner) if o == k] for k in range(self.num)]
         self._place_outputs(own)
         eqns, externals = zip(*(self._closure(k, own[k]) for k in range(self.num)), strict=True)
-        useful = self._useful()
+        wanted = self._wanted(eqns)
         exported = {v for found in externals for v in found}
-        return [self._chunk(k, eqns[k], externals[k], exported, useful) for k in range(self.num)]
+        return [self._chunk(k, eqns[k], externals[k], exported, wanted) for k in range(self.num)]
 
     def _place_outputs(self, own: Sequence[Sequence[int]]) -> None:
         """Terms, metrics and state go where they are produced; those of parameters alone where these are read first."""
@@ -134,26 +134,39 @@ class _Builder:
                 externals.add(value)
         return tuple(sorted(members)), tuple(sorted(externals))
 
-    def _useful(self) -> list[bool]:
-        """Values that a loss term depends on differentiably."""
-        useful = [False] * len(self.flat.avals)
-        for _, atom in self.program.terms:
-            if isinstance(atom, int):
-                useful[atom] = True
-        for eqn in reversed(self.flat.eqns):
-            if any(useful[o] for o in eqn.outputs) and eqn.name != "stop_gradient":
-                for a in eqn.reads():
-                    useful[a] = useful[a] or jnp.issubdtype(self.flat.avals[a].dtype, jnp.inexact)
-        return useful
+    def _wanted(self, eqns: Sequence[Sequence[int]]) -> list[set[int]]:
+        """For each value the chunks whose own equations lead from it, differentiably, to a term of the loss.
+
+        They may lead there through values that other chunks want of them. A chunk that only reads a value under
+        ``stop_gradient``, or compares it, is none of them, though others may be.
+
+        Args:
+          eqns: of each chunk.
+        """
+        wanted: list[set[int]] = [set() for _ in self.flat.avals]
+        members: list[list[int]] = [[] for _ in self.flat.eqns]
+        for k in range(self.num):
+            for index in eqns[k]:
+                members[index].append(k)
+            for atom in (self.program.terms[t][1] for t in self.terms[k]):
+                if isinstance(atom, int):
+                    wanted[atom].add(k)
+        for eqn, chunks_of in zip(reversed(self.flat.eqns), reversed(members), strict=True):
+            if eqn.name == "stop_gradient":
+                continue
+            leading = {k for k in chunks_of for o in eqn.outputs if k in wanted[o] or (wanted[o] and o in self.home)}
+            for a in eqn.reads() if leading else ():
+                if jnp.issubdtype(self.flat.avals[a].dtype, jnp.inexact):
+                    wanted[a] |= leading
+        return wanted
 
     def _chunk(
-        self, k: int, eqns: tuple[int, ...], externals: tuple[int, ...], exported: set[int], useful: Sequence[bool]
+        self, k: int, eqns: tuple[int, ...], externals: tuple[int, ...], exported: set[int], wanted: Sequence[set[int]]
     ) -> Chunk:
         program, active = self.program, self.program.active
         reads = {a for i in eqns for a in self.flat.eqns[i].reads()} | self.roots[k]
         state = tuple(i for i in range(program.num_state) if program.state_input(i) in reads)
         exports = tuple(sorted(v for v in exported if self.home[v] == k))
-        differentiable = [active[v] and useful[v] for v in range(len(active))]
         return Chunk(
             eqns=eqns,
             state=state,
@@ -164,9 +177,9 @@ class _Builder:
             terms=tuple(self.terms[k]),
             metrics=tuple(self.metrics[k]),
             carried=tuple(self.carried[k]),
-            diff_state=tuple(i for i in state if differentiable[program.state_input(i)]),
-            diff_externals=tuple(v for v in externals if differentiable[v]),
-            diff_exports=tuple(v for v in exports if differentiable[v]),
+            diff_state=tuple(i for i in state if active[v := program.state_input(i)] and k in wanted[v]),
+            diff_externals=tuple(v for v in externals if active[v] and k in wanted[v]),
+            diff_exports=tuple(v for v in exports if active[v] and wanted[v] - {k}),
             diff_terms=tuple(
                 i for i in self.terms[k] if isinstance(a := program.terms[i][1], int) and active[a]
             ),

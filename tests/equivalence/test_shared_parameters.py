@@ -12,6 +12,8 @@ from oracle import Problem, assert_equivalent, momentum, strategy
 from tiny_models import DIM, Block, Tower, cross_entropy, mean_loss, tokens
 
 import piper_jax as piper
+from piper_jax.lowering.instruction import Instruction, require_unspoiled
+from piper_jax.lowering.keys import Key
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +78,35 @@ def test_one_variable_under_several_names() -> None:
     train = assert_equivalent(problem, strategy(stages=4, data=1, microbatches=4))
     paths = [leaf.path for bucket in train.plan.dag.buckets.values() for leaf in bucket.leaves]
     assert sum(path.endswith("embedding") for path in paths) == 1
+
+
+# -- read without a gradient --------------------------------------------------------------------------------
+def stopped(params: Any, batch: Any) -> Any:
+    """Two kernels are read by the first stage, which gives them no gradient, and trained by the last."""
+    x = batch["x"] @ jax.lax.stop_gradient(params[3])
+    nearest = jnp.argmax(batch["x"] @ params[2].T, axis=1)
+    for kernel in params:
+        with piper.annotate("PP"):
+            x = x + jnp.tanh(x @ kernel)
+    return ((x - jax.nn.one_hot(nearest, DIM)) ** 2).mean()
+
+
+@pytest.mark.parametrize(("stages", "data", "schedule"), [(2, 2, "1F1B"), (2, 1, "DualPipeV")])
+def test_a_stage_may_read_what_another_one_trains(stages: int, data: int, schedule: str) -> None:
+    """Its backward adds nothing to that gradient, so it may run after the gradient was reduced."""
+    params = [0.3 * jax.random.normal(jax.random.key(k), (DIM, DIM)) for k in range(4)]
+    batch = {"x": jax.random.normal(jax.random.key(9), (16, DIM))}
+    problem = Problem(loss_fn=stopped, params=params, batch=batch, optimizer=momentum())
+    train = assert_equivalent(problem, strategy(stages=stages, data=data, microbatches=4, schedule=schedule))
+    passes = (i for i in train.instructions() if i.role == "compute" and "B0" in i.label)
+    assert {k.item for i in passes for k in i.writes if k.kind == "accumulator"} <= {0, 1}
+
+
+def test_what_was_overwritten_is_not_read() -> None:
+    """A fault of the lowering would end the process in the middle of a step; it is found before."""
+    key, other = Key("accumulator", "g0", 3), Key("gradient", "g0", 3)
+    reduce = Instruction(role="joint", label="reduce", call=tuple, reads=(key,), writes=(other,), overwrites=(key,))
+    late = Instruction(role="compute", label="B0", call=tuple, reads=(key,), writes=(key,), overwrites=(key,))
+    require_unspoiled([late, late, reduce])
+    with pytest.raises(piper.RuntimeFault, match="B0 reads accumulator 3 on g0, whose memory reduce has taken over"):
+        require_unspoiled([late, reduce, late])
