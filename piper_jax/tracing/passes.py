@@ -100,8 +100,11 @@ class _ChunkFunction:
         self.in_turn = {k for k, i in enumerate(chunk.state) if i in program.in_turn}
         self.specs = [self.aval(v) for v in self.ids]
         differentiable = {*(program.state_input(i) for i in chunk.diff_state), *chunk.diff_externals}
-        outputs = [program.terms[i][1] for i in chunk.terms] + [program.metrics[i].atom for i in chunk.metrics]
-        self.kept = {*chunk.exports, *(a for a in outputs if isinstance(a, int))}
+        self.terms = [program.terms[i] for i in chunk.terms]
+        self.metrics = [program.metrics[i].atom for i in chunk.metrics]
+        self.carried = [program.carried[i].atom for i in chunk.carried]
+        read_after = [*(atom for _, atom in self.terms), *self.metrics, *self.carried]
+        self.kept = {*chunk.exports, *(a for a in read_after if isinstance(a, int))}
         self.diff = [k for k, v in enumerate(self.ids) if v in differentiable]
 
     def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,15 +126,11 @@ class _ChunkFunction:
         return self.results(self.environment(inputs))
 
     def results(self, env: dict[int, Any]) -> list[Any]:
-        found = [*(env[v] for v in self.chunk.exports), *self.partials(env), *self.metrics(env)]
-        return [*found, *(jnp.asarray(read(self.program.carried[i].atom, env)) for i in self.chunk.carried)]
+        found = [*(env[v] for v in self.chunk.exports), *self.partials(env)]
+        return [*found, *(jnp.asarray(read(atom, env)) for atom in (*self.metrics, *self.carried))]
 
     def partials(self, env: dict[int, Any]) -> list[Any]:
-        terms = [self.program.terms[i] for i in self.chunk.terms]
-        return [sum(jnp.asarray(read(atom, env)) for k, atom in terms if k == kind) for kind in self.kinds]
-
-    def metrics(self, env: dict[int, Any]) -> list[Any]:
-        return [jnp.asarray(read(self.program.metrics[i].atom, env)) for i in self.chunk.metrics]
+        return [sum(jnp.asarray(read(atom, env)) for k, atom in self.terms if k == kind) for kind in self.kinds]
 
     def differentiated(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """All outputs, and the pullback of (differentiable exports, partials) to the differentiable inputs."""

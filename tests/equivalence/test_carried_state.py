@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class Linen(nn.Module):
-    """Its layers one by one, or stacked under ``nn.scan``."""
+    """Its layers one by one, or stacked under ``nn.scan``, where each is computed again in the backward pass."""
 
     scanned: bool
     train: bool = True
@@ -76,9 +76,8 @@ class Linen(nn.Module):
     def __call__(self, x: Any) -> Any:
         if self.scanned:
             axes, streams = {"params": 0, "batch_stats": 0}, {"params": True}
-            x, _ = nn.scan(Block, variable_axes=axes, split_rngs=streams, length=LAYERS)(self.train, name="layers")(
-                x, None
-            )
+            stack = nn.scan(nn.remat(Block), variable_axes=axes, split_rngs=streams, length=LAYERS)
+            x, _ = stack(self.train, name="layers")(x, None)
         else:
             for index in range(LAYERS):
                 x, _ = Block(self.train, name=f"layers_{index}")(x)
