@@ -96,6 +96,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun if count == 1 else plural}"
 
 
+def nearest(word: str, paths: Iterable[str]) -> str:
+    """``"such as layers.1.kernel, layers.0.kernel."``: the three paths nearest to a word, or the first three."""
+    known = list(dict.fromkeys(paths))
+    return f"such as {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0.3) or known[:3])}."
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """``"did you mean '1F1B'?"`` for the nearest known word, or the few that end otherwise, else all known words."""
     known = sorted(set(known))

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from piper_jax.errors import ConfigError, suggest
+from piper_jax.errors import ConfigError, nearest
 from piper_jax.tracing.model_state import path_text
 
 
@@ -28,7 +28,7 @@ def decayed(patterns: Sequence[str] | None) -> Callable[[Any], Any]:
             if not any(re.search(pattern, path) for path in paths):
                 raise ConfigError(
                     f"optimizer.decay_paths.{index}: {pattern!r} matches no parameter.",
-                    help=suggest(pattern, paths[:12]),
+                    help=nearest(pattern, paths),
                 )
         return jax.tree.map_with_path(lambda path, _: any(re.search(p, path_text(path)) for p in patterns), params)
 

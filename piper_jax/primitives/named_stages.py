@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from piper_jax.errors import DirectiveError
+from piper_jax.errors import DirectiveError, nearest
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.filters import under
 
@@ -60,9 +59,8 @@ def _members(units: Mapping[int, _Unit], place: str, text: str) -> set[int]:
     for word in (word for part in text.split(",") if part.strip() for word in _expanded(part.strip(), place)):
         own = {number for number, unit in units.items() if under((word,), unit.paths)}
         if not own:
-            known = dict.fromkeys(path for unit in units.values() for path in unit.paths)
-            near = difflib.get_close_matches(word, known, n=3, cutoff=0.3) or list(known)[:3]
-            raise DirectiveError(f"{place}: no unit has {word!r}.", help=f"such as {', '.join(near)}.")
+            known = (path for unit in units.values() for path in unit.paths)
+            raise DirectiveError(f"{place}: no unit has {word!r}.", help=nearest(word, known))
         members |= own
     if not members:
         some = ", ".join(unit.name for unit in list(units.values())[:3])

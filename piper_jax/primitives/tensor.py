@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import cast
 
 from piper_jax.arguments import shown
-from piper_jax.errors import DirectiveError, suggest
+from piper_jax.errors import DirectiveError, nearest
 from piper_jax.ir.dag import Dag
 from piper_jax.ir.forward import Rewritten
 from piper_jax.ir.nodes import Leaf
@@ -70,7 +70,7 @@ def over_tensor_axis(dag: Dag, ops: Iterable[str], rules: object, dims: object) 
         buckets[name] = replace(dag.buckets[name], leaves=leaves)
     if unused := sorted(set(of_path) - matched):
         paths = [leaf.given_path for b in dag.buckets.values() for leaf in b.leaves]
-        raise DirectiveError(f"dims: no parameter's path matches {unused[0]!r}.", help=suggest(unused[0], paths))
+        raise DirectiveError(f"dims: no parameter's path matches {unused[0]!r}.", help=nearest(unused[0], paths))
     if not any(leaf.tensor_dim is not None for b in buckets.values() for leaf in b.leaves):
         names = sorted({n for b in dag.buckets.values() for leaf in b.leaves for n in leaf.axis_names if n})
         raise DirectiveError(

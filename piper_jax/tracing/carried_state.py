@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from piper_jax.arguments import shown
-from piper_jax.errors import AnnotationError, TraceError, suggest
+from piper_jax.errors import AnnotationError, TraceError, nearest, suggest
 from piper_jax.ir.nodes import Carry
 from piper_jax.tracing.flat import Atom, Flat
 from piper_jax.tracing.model_state import ModelState, path_text
@@ -79,7 +79,7 @@ def taken_out(aux: Any, state: ModelState) -> tuple[Any, list[tuple[int, Any, De
             if name not in index or state.rng_keys or state.rng_counts:
                 raise TraceError(
                     f"trace: the loss function carries {name or 'a value'}, which is no leaf of the parameters.",
-                    help=suggest(name, index) if index else "Carried takes a part of the parameters, by path.",
+                    help=nearest(name, index) if index else "Carried takes a part of the parameters, by path.",
                 )
             found.append((index[name], leaf, value.carry))
         return None

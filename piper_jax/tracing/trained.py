@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from piper_jax.arguments import shown
-from piper_jax.errors import TraceError
+from piper_jax.errors import TraceError, nearest
 from piper_jax.ir.filters import under
 
 HELP = 'such as wrt="*.lora_a", wrt=("adapters", "head.bias"), or a tree of booleans with the keys of the parameters.'
@@ -32,10 +31,8 @@ def trained_leaves(params: Any, paths: Sequence[str], wrt: Any) -> list[bool]:
         patterns = tuple(word.removeprefix("params.") for word in words)
         for word, pattern in zip(words, patterns, strict=True):
             if not any(under((pattern,), (path,)) for path in plain):
-                near = difflib.get_close_matches(pattern, plain, n=3, cutoff=0.3) or plain[:3]
-                raise TraceError(
-                    f"trace: wrt={shown(wrt)}: no parameter has {word!r}.", help=f"such as {', '.join(near)}."
-                )
+                fault = f"trace: wrt={shown(wrt)}: no parameter has {word!r}."
+                raise TraceError(fault, help=nearest(pattern, plain))
         return [under(patterns, (path,)) for path in plain]
     try:
         found = jax.tree.leaves(jax.tree.broadcast(wrt, params))

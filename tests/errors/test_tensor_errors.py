@@ -29,7 +29,7 @@ def names_that_no_parameter_has():
     piper.DirectiveError,
     """
     shard[0] at FILE.py:LINE: dims: no parameter's path matches '*.kernle'.
-    help: did you mean 'layers.1.kernel'?
+    help: such as layers.1.kernel, layers.0.kernel.
 """,
 )
 def a_path_of_the_tensor_axis_that_is_none():

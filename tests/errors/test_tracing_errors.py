@@ -86,7 +86,7 @@ def unknown_policy():
     piper.TraceError,
     """
     trace: the loss function carries weigth, which is no leaf of the parameters.
-    help: known: ...
+    help: such as 0, 1, 2.
 """,
 )
 def carried_path_that_is_none():

@@ -107,7 +107,7 @@ def test_the_parameters_that_decay_may_be_named():
     np.testing.assert_allclose(updates["b"]["kernel"], 0.0)
     wrong = build_optimizer(section.model_copy(update={"decay_paths": ("a", "b.kernl")}), 10)
     with pytest.raises(
-        ConfigError, match=r"optimizer.decay_paths.1: 'b.kernl' matches no parameter.\nhelp: .*'b.kernel'"
+        ConfigError, match=r"optimizer.decay_paths.1: 'b.kernl' matches no parameter.\nhelp: such as b.kernel"
     ):
         wrong.init(params)
 
