@@ -14,7 +14,8 @@ from piper_jax.tracing.annotations import loss_parts, replica_axes
 from piper_jax.tracing.batch_layout import BatchLayout, batch_layout
 from piper_jax.tracing.carried_state import left
 from piper_jax.tracing.constraints import under_a_mesh
-from piper_jax.tracing.loss_program import call_loss, key_spec
+from piper_jax.tracing.loss_function import call_loss
+from piper_jax.tracing.loss_program import key_spec
 from piper_jax.tracing.model_state import ModelState, model_state
 
 TOLERANCES: Mapping[str, float] = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 2e-2}

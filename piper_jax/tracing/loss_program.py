@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from piper_jax.errors import TraceError
-from piper_jax.tracing.annotations import NUMBERS, _Reduction, loss_parts
+from piper_jax.tracing.annotations import _Reduction, loss_parts
 from piper_jax.tracing.batch_layout import BatchLayout
 from piper_jax.tracing.carried_state import Change, changes, taken_out, with_meaning
 from piper_jax.tracing.constraints import under_a_mesh
 from piper_jax.tracing.flat import Atom, Flat, flatten
 from piper_jax.tracing.layers import with_layers
+from piper_jax.tracing.loss_function import call_loss, place_of, require_output, require_scalar
 from piper_jax.tracing.loss_terms import split_terms
 from piper_jax.tracing.model_state import ModelState, path_text
 from piper_jax.tracing.opening import opened
@@ -89,53 +89,9 @@ class LossProgram:
         return self.flat.inputs[-1]
 
 
-def wants_key(loss_fn: Callable[..., Any]) -> bool:
-    """Whether the loss function takes a third argument, the random key of the slice."""
-    try:
-        parameters = list(inspect.signature(loss_fn).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len([p for p in positional if p.default is p.empty]) >= 3 or (
-        len(positional) >= 3 and positional[2].name in ("rng", "key", "rngs")
-    )
-
-
-def require_loss(loss_fn: Callable[..., Any]) -> None:
-    """Raises TraceError for a function that does not take parameters and a batch."""
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*[None] * (3 if wants_key(loss_fn) else 2))
-    except TypeError:
-        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
-        raise TraceError(
-            f"trace: {name}{signature} does not take (params, batch) or (params, batch, rng).",
-            help="give further arguments defaults, or bind them with functools.partial.",
-        ) from None
-
-
 def key_spec() -> jax.ShapeDtypeStruct:
     """Shape and dtype of a random key."""
     return jax.eval_shape(lambda: jax.random.key(0))
-
-
-def call_loss(loss_fn: Callable[..., Any], state: ModelState, values: Sequence[Any], batch: Any, key: Any) -> Any:
-    """The loss function on one slice: its key is folded into the model's own random streams too.
-
-    Returns:
-      ``(result of loss_fn, the parameters or the module that it was given)``.
-    """
-    values = list(values)
-    for i in state.rng_keys:
-        fold = jax.random.fold_in
-        for _ in values[i].shape:
-            fold = jax.vmap(fold, (0, None))
-        values[i] = fold(values[i], jax.random.bits(key))
-    built = state.build(values)
-    return loss_fn(built, batch, key) if wants_key(loss_fn) else loss_fn(built, batch), built
 
 
 def trace_loss(
@@ -166,7 +122,7 @@ def trace_layers(
 def _traced(
     loss_fn: Callable[..., Any], state: ModelState, batch: BatchLayout, size: int, forward_only: bool
 ) -> tuple[Flat, dict[str, Any]]:
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"place": place_of(loss_fn)}
 
     def run(state_values: Sequence[Any], batch_values: Sequence[Any], key: Any) -> list[Any]:
         result, built = call_loss(loss_fn, state, state_values, batch.build(batch_values), key)
@@ -174,13 +130,13 @@ def _traced(
         aux, given = taken_out(aux, state)
         names["given"] = [(leaf, carry) for leaf, _, carry in given]
         for name, value in parts.items():
-            _check_scalar(name, value)
+            require_scalar(names["place"], name, value)
         leaves, tree = jax.tree_util.tree_flatten_with_path(_reduced_leaves(aux), is_leaf=_is_reduction)
         names.update(parts=tuple(parts), tree=tree, paths=[path_text(p) for p, _ in leaves])
         names["kinds"] = [v.kind if isinstance(v, _Reduction) else "" for _, v in leaves]
         metrics = [v.value if isinstance(v, _Reduction) else v for _, v in leaves]
         for path, value in zip(names["paths"], metrics, strict=True):
-            _check_output(path, value)
+            require_output(names["place"], path, value)
         return [*parts.values(), *metrics, *(jnp.asarray(v) for _, v, _ in given), *state.mutated(built)]
 
     specs = [jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf.dtype)) for leaf in state.leaves]
@@ -209,32 +165,8 @@ def _reduced_leaves(aux: Any) -> Any:
     return jax.tree.map(spread, aux, is_leaf=_is_reduction)
 
 
-def _check_output(path: str, value: Any) -> None:
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex)):
-        raise TraceError(
-            f"trace: the auxiliary output {path or 'aux'} is a {type(value).__name__}, not an array.",
-            help="return numbers and arrays only; a plan combines them over microbatches and replicas.",
-        )
-
-
 def _dtype(name: str) -> Any:
     return key_spec().dtype if name.startswith("key<") else np.dtype(name) if name != "bfloat16" else jnp.bfloat16
-
-
-def _check_scalar(name: str, value: Any) -> None:
-    what = "loss" if name == "loss" else f"WeightedLoss.{name}"
-    if not isinstance(value, NUMBERS):
-        forgotten = "; is a return missing?" if value is None else ""
-        raise TraceError(
-            f"trace: the loss function returned a {type(value).__name__} as its {what}{forgotten}",
-            help="return loss, (loss, aux) or piper.WeightedLoss(total, weight), with scalar losses.",
-        )
-    shape, dtype = jnp.shape(value), jnp.result_type(value)
-    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-        raise TraceError(
-            f"trace: the {what} is {dtype}{list(shape)}, not a floating-point scalar.",
-            help="reduce it, for example with .mean(), or return (loss, aux) with a scalar loss.",
-        )
 
 
 def _program(
@@ -255,12 +187,12 @@ def _program(
     weight = parts.pop("weight", None)
     if isinstance(weight, int) and not param_free[weight]:
         raise TraceError(
-            "trace: the weight of the WeightedLoss depends on parameters.",
+            f"trace: the WeightedLoss.weight of {names['place']} depends on parameters.",
             help="compute it from the batch alone, for example from the padding mask.",
         )
     if isinstance(weight, int) and _dependent(flat, [flat.inputs[i] for i in random])[weight]:
         raise TraceError(
-            "trace: the weight of the WeightedLoss depends on the random streams of the model.",
+            f"trace: the WeightedLoss.weight of {names['place']} depends on the random streams of the model.",
             help="draw what it depends on from the key of the slice: loss_fn(model, batch, rng).",
         )
     terms: list[tuple[TermKind, Atom]] = []

@@ -110,7 +110,8 @@ def model_state(params: Any, wrt: Any = None) -> ModelState:
     """Reads the layout of ``params``.
 
     Args:
-      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Other leaves are static.
+      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Numbers of Python
+        and NumPy are arrays too; other leaves are static.
       wrt: for modules, the Variable type or filter that is trained, ``nnx.Param`` by default; for pytrees, paths or a
         tree of booleans, by default every array of floating-point numbers.
 

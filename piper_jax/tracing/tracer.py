@@ -14,7 +14,8 @@ from piper_jax.tracing.batch_layout import BatchLayout, batch_layout
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.expert_units import Units, divided_at_experts
 from piper_jax.tracing.flat import Atom
-from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, require_loss, trace_layers, trace_loss
+from piper_jax.tracing.loss_function import place_of, require_loss
+from piper_jax.tracing.loss_program import LossProgram, Metric, MetricKind, trace_layers, trace_loss
 from piper_jax.tracing.model_state import ModelState, model_state
 from piper_jax.tracing.regions import assign_units
 from piper_jax.tracing.source import matched
@@ -35,7 +36,8 @@ def trace(
     Args:
       loss_fn: ``loss_fn(params_or_model, batch[, rng]) -> loss | (loss, aux) | WeightedLoss``, pure. ``rng`` is the key
         of the slice.
-      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Non-array leaves are static.
+      params: a pytree of arrays or ``jax.ShapeDtypeStruct``, or an ``nnx.Module``. Numbers of Python and
+        NumPy are arrays too: floats are trained, and all come back as arrays. Other leaves (True, "tanh") are static.
       batch: a pytree of arrays ``[batch, ...]`` or their shapes; scalars are shared by all slices.
       optimizer: an ``optax.GradientTransformation``; without one gradients are reduced, and the updates change nothing.
       wrt: what is trained: for modules a Variable filter (``nnx.Param``); for pytrees a path such as ``"*.lora_a"``,
@@ -82,7 +84,7 @@ def _plan(
     units = divided_at_experts(program, assign_units(program))
     if not units.places:
         raise TraceError(
-            "trace: nothing in the loss depends on both the parameters and the batch.",
+            f"trace: nothing in the loss of {place_of(loss_fn)} depends on both the parameters and the batch.",
             help="the loss function must use its first two arguments.",
         )
     parts = chunks(program, units.of_eqn, [[u] for u in range(len(units.places))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -170,7 +171,21 @@ def no_batch_dimension():
 @expected(
     piper.TraceError,
     """
-    trace: the loss is float32[16], not a floating-point scalar.
+    trace: alone(params) at FILE.py:LINE does not take (params, batch) or (params, batch, rng).
+    help: give further arguments defaults, or bind them with functools.partial.
+""",
+)
+def loss_of_one_argument():
+    def alone(params):
+        return apply(params, batch()).mean()
+
+    piper.trace(alone, params(), batch())
+
+
+@expected(
+    piper.TraceError,
+    """
+    trace: the loss of <lambda> at FILE.py:LINE is float32[16], not a floating-point scalar.
     help: reduce it, for example with .mean(), or return (loss, aux) with a scalar loss.
 """,
 )
@@ -181,18 +196,18 @@ def loss_not_scalar():
 @expected(
     piper.TraceError,
     """
-    trace: the loss is int32[], not a floating-point scalar.
+    trace: the loss of <lambda> at FILE.py:LINE is int32[], not a floating-point scalar.
     help: reduce it, for example with .mean(), or return (loss, aux) with a scalar loss.
 """,
 )
 def loss_of_integers():
-    piper.trace(lambda p, b: (apply(p, b) > 0).sum(), params(), batch())
+    piper.trace(partial(jax.jit(lambda scale, p, b: (scale * apply(p, b) > 0).sum()), 2), params(), batch())
 
 
 @expected(
     piper.TraceError,
     """
-    trace: the weight of the WeightedLoss depends on parameters.
+    trace: the WeightedLoss.weight of <lambda> at FILE.py:LINE depends on parameters.
     help: compute it from the batch alone, for example from the padding mask.
 """,
 )
@@ -203,7 +218,7 @@ def weight_that_depends_on_parameters():
 @expected(
     piper.TraceError,
     """
-    trace: nothing in the loss depends on both the parameters and the batch.
+    trace: nothing in the loss of <lambda> at FILE.py:LINE depends on both the parameters and the batch.
     help: the loss function must use its first two arguments.
 """,
 )
