@@ -59,7 +59,8 @@ class FlatEqn:
     @property
     def has_effects(self) -> bool:
         """Whether it does more than give its results; to read a mesh axis does not count."""
-        return any(type(effect).__name__ != "NamedAxisEffect" for effect in self.eqn.effects)
+        effects = self.eqn.effects
+        return bool(effects) and any(type(effect).__name__ != "NamedAxisEffect" for effect in effects)
 
     def reads(self) -> Iterable[int]:
         return (a for a in self.inputs if isinstance(a, int))
@@ -77,13 +78,14 @@ class Flat:
 
     def needed(self, outputs: Iterable[Atom], available: Iterable[int] = ()) -> list[int]:
         """Indices of the equations needed for ``outputs`` when ``available`` values are given, ascending."""
-        stop, wanted = set(available), {a for a in outputs if isinstance(a, int)}
+        given = set(available)
+        wanted = {a for a in outputs if isinstance(a, int)} - given
         kept: list[int] = []
         for index in range(len(self.eqns) - 1, -1, -1):
             eqn = self.eqns[index]
-            if eqn.has_effects or any(o in wanted and o not in stop for o in eqn.outputs):
+            if not wanted.isdisjoint(eqn.outputs) or eqn.has_effects:
                 kept.append(index)
-                wanted.update(eqn.reads())
+                wanted.update(a for a in eqn.reads() if a not in given)
         return kept[::-1]
 
     def without_dead_code(self) -> Flat:
