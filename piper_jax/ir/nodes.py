@@ -263,7 +263,8 @@ class Bucket:
     The owners are the groups whose compute nodes read it, in group order: several for tied weights and for stages that
     a two-way schedule keeps twice. ``optimizer_bytes`` is the optimizer state of these leaves. ``elementwise``: the
     optimizer updates them element by element, so ZeRO updates flat shards; others are gathered for the update.
-    ``unread``: no pass needs them; they lie with the first operation.
+    ``unread``: no pass needs them; they lie with the first operation. ``changed_by``: names of the units, before any
+    cut, that give the next value of carried state.
     """
 
     name: str
@@ -272,6 +273,7 @@ class Bucket:
     optimizer_bytes: Count = 0
     elementwise: bool = True
     unread: bool = False
+    changed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

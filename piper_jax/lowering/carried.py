@@ -39,23 +39,18 @@ def carried_state(
     return begin, end
 
 
-def _leaves(context: Context, owned: Iterable[str]) -> list[int]:
-    return [leaf for bucket in owned for leaf in context.source.bucket_leaves[bucket]]
-
-
 def _begin(context: Context, group: str, owned: Mapping[str, Ownership]) -> LocalProgram:
     """Each replica starts from the state of the step's start, or from zero where slices are added up."""
-    leaves = _leaves(context, owned)
-    writes = tuple(Key("carried", group, leaf) for leaf in leaves)
+    writes = tuple(k for bucket in owned for keys in context.carried_keys(group, bucket) for k in keys)
 
     def body(env: dict[Key, Any]) -> dict[Key, Any]:
         specs = {key: local_spec(context, key) for key in writes}
         return {
-            key: env[key._replace(kind="state")] if context.is_in_turn(key.item) else jnp.zeros(spec.shape, spec.dtype)
+            key: env[start] if (start := Key("state", group, key.item)) in env else jnp.zeros(spec.shape, spec.dtype)
             for key, spec in specs.items()
         }
 
-    reads = tuple(Key("state", group, leaf) for leaf in leaves if context.is_in_turn(leaf))
+    reads = tuple(dict.fromkeys(Key("state", group, k.item) for k in writes if context.is_in_turn(k.item)))
     return LocalProgram(label=f"carry {group}", reads=reads, writes=writes, body=body)
 
 
@@ -65,11 +60,11 @@ def _end(
     """What slices left is reduced, or has been with other groups, and becomes the state."""
     own = tuple(reductions)
     reduced = {key.item for c in own for key in c.writes}
-    buckets = {leaf: bucket for bucket in owned for leaf in context.source.bucket_leaves[bucket]}
     given: dict[int, Key] = {}
-    for leaf, bucket in buckets.items():
+    for bucket in owned:
         joint = len(owned[bucket].owners) > 1 and carry_of(context.dag.buckets[bucket]) != "equal"
-        given[leaf] = Key("carried_total" if joint else "carried", group, leaf)
+        for key, *_ in context.carried_keys(group, bucket):
+            given[key.item] = key._replace(kind="carried_total") if joint else key
 
     def body(env: dict[Key, Any]) -> dict[Key, Any]:
         env = dict(env)
@@ -79,7 +74,7 @@ def _end(
                 env[key] = together(env[key], SLICE)
         for collective in own:
             collective.run(env)
-        return {Key("state", group, leaf): finished(env, leaf) for leaf in buckets}
+        return {Key("state", group, leaf): finished(env, leaf) for leaf in given}
 
     def finished(env: Mapping[Key, Any], leaf: int) -> jax.Array:
         total = env[Key("carried_total", group, leaf)] if leaf in reduced else env[given[leaf]]
@@ -88,6 +83,6 @@ def _end(
         return (total / count if count > 1 else total).astype(context.leaf_spec(leaf).dtype)
 
     return LocalProgram(
-        label=f"carried {group}", reads=tuple(given.values()), writes=tuple(Key("state", group, i) for i in buckets),
+        label=f"carried {group}", reads=tuple(given.values()), writes=tuple(Key("state", group, i) for i in given),
         body=body,
     )  # fmt: skip

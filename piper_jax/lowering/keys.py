@@ -29,12 +29,16 @@ ACCUMULATED = frozenset({"accumulator", "metric"})
 
 
 class Key(NamedTuple):
-    """One array on one group. ``item`` says which of its kind, ``mb`` the microbatch where it has one."""
+    """One array on one group. ``item`` says which of its kind, ``mb`` the microbatch where it has one.
+
+    ``op`` is the operation that has a copy of its own: of state that no batch changes, which all that read it carry on.
+    """
 
     kind: Kind
     group: str
     item: Any = None
     mb: int | None = None
+    op: str | None = None
 
     @property
     def layout(self) -> Layout:

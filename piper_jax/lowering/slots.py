@@ -124,7 +124,7 @@ def step(context: Context, group: str, node: NodeId, begun: set[Key]) -> Step:
         flat = built.forward if context.training else built.evaluate
         writes = [dispatched_key(group, node, v) if experts else Key("value", group, v, mb) for v in chunk.exports]
         writes += metric_keys(context, group, node.op)
-        carried = [Key("carried", group, context.program.carried[i].leaf) for i in chunk.carried]
+        carried = [context.carried_key(group, context.program.carried[i].leaf, node.op) for i in chunk.carried]
         if not context.training:
             return _step(context, group, node, _without_last(flat, len(carried)), inputs, writes)
         return _step(context, group, node, flat, inputs, [*writes, *carried, *residuals], _summed(context, carried))
@@ -203,7 +203,12 @@ def _common_keys(context: Context, group: str, node: NodeId) -> list[Key]:
     chunk = context.chunk_of[node.op]
     in_turn = node.PASS == "F"
     return [
-        *(Key("carried" if in_turn and context.is_in_turn(leaf) else "state", group, leaf) for leaf in chunk.state),
+        *(
+            context.carried_key(group, leaf, node.op)
+            if in_turn and context.is_in_turn(leaf)
+            else Key("state", group, leaf)
+            for leaf in chunk.state
+        ),
         *(batch_key(context, group, leaf) for leaf in chunk.batch),
         *([Key("key", group)] if chunk.uses_key else []),
         *(

@@ -13,6 +13,7 @@ from piper_jax.ir.ids import NodeId
 from piper_jax.ir.nodes import Collective, Compute, Send
 from piper_jax.ir.ownership import Ownership, ownerships
 from piper_jax.lowering.group_mesh import SLICE, GroupMesh
+from piper_jax.lowering.keys import Key
 from piper_jax.tracing.chunk import Chunk, chunks
 from piper_jax.tracing.dispatch import Dispatch, dispatch
 from piper_jax.tracing.local_experts import EXPERT_AXIS
@@ -206,6 +207,17 @@ class Tables:
     def is_in_turn(self, leaf: int) -> bool:
         """Whether each microbatch sees what the one before it left of a leaf."""
         return self.carry_of(leaf) in ("sequential", "equal")
+
+    def carried_key(self, group: str, leaf: int, op: str) -> Key:
+        """Where an operation leaves the next value of a state leaf, and finds it where it is in turn."""
+        return Key("carried", group, leaf, op=op if self.carry_of(leaf) == "equal" else None)
+
+    def carried_keys(self, group: str, bucket: str) -> list[tuple[Key, ...]]:
+        """For each leaf of a bucket of carried state, all of these on a group; they are equal at the end of a step."""
+        own = {n.id.op for n in self.dag.nodes.values() if isinstance(n, Compute) and n.group == group}
+        ops = [op for op in self.chunk_of if op in own and bucket in self.dag.ops[op].reads]
+        leaves = self.source.bucket_leaves[bucket]
+        return [tuple(dict.fromkeys(self.carried_key(group, leaf, op) for op in ops)) for leaf in leaves]
 
     @cached_property
     def owned_leaf(self) -> dict[int, Ownership]:

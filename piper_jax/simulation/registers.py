@@ -7,7 +7,7 @@ array; what it reads is there until it ends.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -130,19 +130,18 @@ class Registers:
     def _resident(self, group: str) -> Iterator[Register]:
         """Parameters and optimizer state as they are kept between steps; the batch, which is there for all of one."""
         nodes = [node for node in self._dag.nodes.values() if node.group == group]
-        read = {bucket for node in nodes if isinstance(node, Compute) for bucket in self._dag.ops[node.id.op].reads}
+        ops = {node.id.op for node in nodes if isinstance(node, Compute)}
+        reads = Counter(bucket for op in ops for bucket in self._dag.ops[op].reads)
         updated = {bucket for node in nodes if isinstance(node, Update) for bucket in node.buckets}
         buckets = self._dag.buckets
-        held = sum(self._sizes.parameter_bytes(buckets[name], group) for name in read if name in buckets)
+        held = sum(self._sizes.parameter_bytes(buckets[name], group) for name in reads if name in buckets)
         state = sum(self._sizes.optimizer_bytes(buckets[name], group) for name in updated)
         state += self._dag.common_optimizer_bytes if updated else 0
         yield Register(group, GIVEN, self._end, held, PARAMETERS)
         yield Register(group, GIVEN, self._end, state, OPTIMIZER)
-        left = sum(self._sizes.carried_bytes(buckets[name]) for name in read if name in buckets)
+        left = sum(self._sizes.carried_bytes(buckets[name], count) for name, count in reads.items() if name in buckets)
         yield Register(group, 0, self._end, left, PARAMETERS)
-        leaves = {
-            path for node in nodes if isinstance(node, Compute) for path in self._dag.ops[node.id.op].batch_inputs
-        }
+        leaves = {path for op in ops for path in self._dag.ops[op].batch_inputs}
         batch = sum(self._sizes.batch_bytes(path, group) for path in leaves)
         yield Register(group, GIVEN, self._end - 1, batch, BATCH)
 

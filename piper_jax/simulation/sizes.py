@@ -100,11 +100,14 @@ class Sizes:
         """Bytes of one whole leaf of ``bucket`` on one device."""
         return leaf.nbytes // self._expert_shards(bucket, group) // self._tensor_parts(leaf, group)
 
-    def carried_bytes(self, bucket: Bucket) -> int:
+    def carried_bytes(self, bucket: Bucket, num_ops: int) -> int:
         """Bytes on one device of what its slices leave of carried state, beside the state itself.
 
-        They are added up, floats in 32 bits at least; what is carried over microbatches takes the place of the state.
+        They are added up, floats in 32 bits at least; what is carried over microbatches takes the place of the state,
+        the first of the copies of ``num_ops`` operations that each carry on what no batch changes.
         """
+        if carry_of(bucket) == "equal":
+            return (num_ops - 1) * sum(leaf.nbytes for leaf in bucket.leaves)
         if carry_of(bucket) not in ("sum", "mean"):
             return 0
         widened = (leaf.sum_dtype != leaf.dtype and math.prod(leaf.shape) * 4 for leaf in bucket.leaves)

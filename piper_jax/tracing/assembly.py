@@ -55,7 +55,7 @@ class Assembly:
             order=() if self.forward_only else tuple(self._update_order(ops, bucket_names, leaves_of)),
             ops=ops,
             values=self._values(names, leaves_of, value_names, ops),
-            buckets=self._buckets(leaves_of, bucket_names, update),
+            buckets=self._buckets(ops, leaves_of, bucket_names, update),
             couplings=_couplings(update, bucket_names) if update else (),
             common_optimizer_bytes=_common_bytes(update) if update else 0,
         )
@@ -206,6 +206,7 @@ class Assembly:
 
     def _buckets(
         self,
+        ops: Mapping[str, Op],
         bucket_leaves: Mapping[str, tuple[int, ...]],
         bucket_names: Sequence[str],
         update: OptimizerProgram | None,
@@ -221,6 +222,7 @@ class Assembly:
             name: Bucket(
                 name=name, leaves=tuple(self.state.leaves[i] for i in leaves), optimizer_bytes=sizes[name],
                 elementwise=name not in whole, unread=name in unread,
+                changed_by=tuple(op.name for op in ops.values() if name in op.carries),
             )
             for name, leaves in bucket_leaves.items()
         }  # fmt: skip

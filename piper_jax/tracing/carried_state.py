@@ -146,7 +146,7 @@ def with_meaning(flat: Flat, state: ModelState, found: Sequence[Change], on_data
     """The changes, where each can be reduced over slices.
 
     Args:
-      on_data: for each value, whether it depends on the batch or on random keys.
+      on_data: for each value, whether it depends on the batch or on random keys, also by other state.
     """
     return [_with_meaning(state, change, isinstance(a := change.atom, int) and on_data[a], flat) for change in found]
 
@@ -167,9 +167,15 @@ def _with_meaning(state: ModelState, change: Change, on_data: bool, flat: Flat) 
     if change.carry == "sequential" and not on_data:
         return Change(leaf=change.leaf, atom=change.atom, carry="equal")
     is_float = jnp.issubdtype(jnp.dtype(leaf.dtype), jnp.inexact)
-    if (not is_float and change.carry != "sum") or leaf.dtype == "bool":
+    if (is_float or change.carry == "sum") and leaf.dtype != "bool":
+        return change
+    if not on_data:
         raise TraceError(
-            f"trace: {leaf.path} is {leaf.dtype} and depends on the batch, so replicas leave different values.",
-            help=f'carry="sum" adds up what all slices leave; or {FROZEN}.',
+            f'trace: {leaf.path} is {leaf.dtype}, which has no carry="{change.carry}", and no batch changes it.',
+            help='carry="sequential", the default, hands it on from microbatch to microbatch.',
         )
-    return change
+    whole = "make it an integer: " if leaf.dtype == "bool" else ""
+    raise TraceError(
+        f"trace: {leaf.path} is {leaf.dtype} and depends on the batch, so replicas leave different values.",
+        help=f'{whole}carry="sum" adds up what all slices leave; or {FROZEN}.',
+    )

@@ -76,7 +76,7 @@ class _Builder:
     def build(self) -> list[Chunk]:
         own = [[i for i, o in enumerate(self.owner) if o == k] for k in range(self.num)]
         self._place_outputs(own)
-        eqns, externals = zip(*(self._closure(k, own[k]) for k in range(self.num)), strict=True)
+        eqns, externals = zip(*(self._with_equal(k, own[k]) for k in range(self.num)), strict=True)
         wanted = self._wanted(eqns)
         exported = {v for found in externals for v in found}
         return [self._chunk(k, eqns[k], externals[k], exported, wanted) for k in range(self.num)]
@@ -117,6 +117,21 @@ class _Builder:
         state = set(self.flat.inputs[: self.program.num_state])
         reads = state & {a for i in self.flat.needed([atom]) for a in self.flat.eqns[i].reads()} | (state & {atom})
         return min((readers[a] for a in reads if a in readers), default=self.num - 1)
+
+    def _with_equal(self, k: int, own: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The closure, with the next value of all state that is read here and that no batch changes."""
+        while True:
+            eqns, externals = self._closure(k, own)
+            reads = {a for i in eqns for a in self.flat.eqns[i].reads()} | self.roots[k]
+            more = [
+                i for i, change in enumerate(self.program.carried)
+                if change.carry == "equal" and i not in self.carried[k]
+                and self.program.state_input(change.leaf) in reads
+            ]  # fmt: skip
+            if not more:
+                return eqns, externals
+            self.carried[k] += more
+            self.roots[k] |= {a for i in more if isinstance(a := self.program.carried[i].atom, int)}
 
     def _closure(self, k: int, own: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Own equations plus the roaming ones they need, and the values that come from other chunks."""
@@ -176,7 +191,7 @@ class _Builder:
             exports=exports,
             terms=tuple(self.terms[k]),
             metrics=tuple(self.metrics[k]),
-            carried=tuple(self.carried[k]),
+            carried=tuple(sorted(self.carried[k])),
             diff_state=tuple(i for i in state if active[v := program.state_input(i)] and k in wanted[v]),
             diff_externals=tuple(v for v in externals if active[v] and k in wanted[v]),
             diff_exports=tuple(v for v in exports if active[v] and wanted[v] - {k}),

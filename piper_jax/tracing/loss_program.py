@@ -201,7 +201,7 @@ def _program(
         param_free += [not d for d in _dependent(flat, params)][len(param_free) :]
         terms.extend((kind, atom) for atom in atoms)
     weights = [weight] if weight is not None else []
-    carried = with_meaning(flat, state, changed, _dependent(flat, data))
+    carried = with_meaning(flat, state, changed, _apart(flat, data, changed))
     wanted = (*(a for _, a in terms), *weights, *aux, *(change.atom for change in carried))
     flat = replace(flat, outputs=wanted).without_dead_code()
     metrics = tuple(
@@ -223,6 +223,17 @@ def _program(
         data_dependent=_dependent(flat, data),
         active=_dependent(flat, trainable, differentiable=True),
     )
+
+
+def _apart(flat: Flat, data: Sequence[int], changed: Sequence[Change]) -> tuple[bool, ...]:
+    """For each value, whether replicas have it apart: by ``data``, or by state that ``data`` changed in turn."""
+    state: set[int] = set()
+    while True:
+        found = _dependent(flat, [*data, *state])
+        turn = [c for c in changed if c.carry == "sequential" and isinstance(c.atom, int) and found[c.atom]]
+        if state.issuperset(own := {flat.inputs[c.leaf] for c in turn}):
+            return found
+        state |= own
 
 
 def _atom_aval(flat: Flat, atom: Atom) -> Any:

@@ -97,6 +97,35 @@ def carried_path_that_is_none():
     piper.trace(carrying, params(), batch())
 
 
+@expected(
+    piper.TraceError,
+    """
+    trace: state is int32, which has no carry="mean", and no batch changes it.
+    help: carry="sequential", the default, hands it on from microbatch to microbatch.
+""",
+)
+def mean_of_a_counter():
+    Counter(nnx.Variable(jnp.int32(0), carry="mean")).loss(lambda model, x: model.state[...] + 1)
+
+
+@expected(
+    piper.PlanError,
+    """
+    carried-in-order: state is carried from microbatch to microbatch, but layers.0-1 (g0) and layers.2-3 (g1) read or change it.
+        changed by layers.0
+    help: read and change it in one stage alone (fewer stages, or stages=[...] that hold it together), or let every slice see the value of the step's start: carry="mean".
+""",  # noqa: E501
+)
+def state_of_two_stages():
+    def changing(variables: Any, batch: Any) -> Any:
+        y, mean = apply(variables["layers"], batch), variables["state"]
+        first = jnp.tanh(batch["x"] @ variables["layers"][0]).mean()
+        return (y * mean).mean(), {"state": piper.Carried({"state": 0.9 * mean + 0.1 * first})}
+
+    variables = {"layers": params(), "state": jnp.zeros(())}
+    piper.trace(changing, variables, batch()).apply(piper.Strategy(pipeline_parallel=2)).check()
+
+
 # -- arguments ----------
 @expected(
     piper.TraceError,

@@ -132,7 +132,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="carried-in-order",
         text="State that each microbatch takes over from the one before it is changed by one operation, on one group, "
-        "microbatch by microbatch.",
+        "microbatch by microbatch; what no batch changes, such as a counter, by each operation that reads it.",
         why="It would be another state than that of one device, and nobody would see it.",
         find=carried.disordered_carries,
     ),
