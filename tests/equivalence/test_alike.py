@@ -95,6 +95,7 @@ def test_what_counts_tells_layers_apart(name: str) -> None:
     assert built[2] is not built[3]
 
 
+@pytest.mark.sample
 def test_layers_that_look_alike_compute_their_own() -> None:
     """All pairs in one model, against the plain step."""
     flat = [layer for pair in list(LAYERS.values())[:8] for layer in pair]
