@@ -31,7 +31,7 @@ check: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports --cache-dir .cache/import_linter
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
-	$(PYTEST) --core $(ARGS)
+	$(PYTEST) --core -m "not full" $(ARGS)
 
 test: $(VENV)/.stamp-test
 	$(PYTEST) -m "not full" $(ARGS)
