@@ -97,7 +97,7 @@ def test_what_is_exposed_is_alone_at_the_ends_of_the_step(stage: int) -> None:
 def test_equal_layers_are_compiled_once() -> None:
     report = on_h100(3, 8)
     assert max(p.num_runs for p in report.programs) >= 2 * MICROBATCHES - 2
-    assert len(report.programs) < sum(p.num_runs for p in report.programs) / 2
+    assert len(report.programs) <= sum(p.num_runs for p in report.programs) / 2
 
 
 @with_cuda
