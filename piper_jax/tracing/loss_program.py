@@ -77,6 +77,11 @@ class LossProgram:
         """State leaves of which each microbatch sees what the one before it left."""
         return frozenset(c.leaf for c in self.carried if c.carry in ("sequential", "equal"))
 
+    def differs_by_slice(self) -> tuple[bool, ...]:
+        """For each value, whether slices have it apart: by the batch, by the key or by state that they hand on."""
+        handed_on = (self.state_input(leaf) for leaf in self.in_turn)
+        return _dependent(self.flat, [*self.flat.inputs[self.num_state :], *handed_on])
+
     @property
     def weight_leaves(self) -> tuple[int, ...]:
         """The leaves of the batch that give the weight of a WeightedLoss."""

@@ -113,14 +113,15 @@ def _batch_dims(program: LossProgram, doubled: LossProgram) -> tuple[int | None,
 
 
 def _reductions(program: LossProgram, doubled: LossProgram, batch_dims: Sequence[int | None]) -> tuple[Metric, ...]:
-    """How metrics are combined where the user did not say: rows in order, what no batch changes as it is."""
+    """How metrics are combined where the user did not say: rows in order, what all slices have alike as it is."""
+    differs = program.differs_by_slice()
     return tuple(
-        metric if metric.explicit else replace(metric, kind=_kind(program, metric, other.atom, batch_dims))
+        metric if metric.explicit else replace(metric, kind=_kind(differs, metric, other.atom, batch_dims))
         for metric, other in zip(program.metrics, doubled.metrics, strict=True)
     )
 
 
-def _kind(program: LossProgram, metric: Metric, doubled: Atom, batch_dims: Sequence[int | None]) -> MetricKind:
+def _kind(differs: Sequence[bool], metric: Metric, doubled: Atom, batch_dims: Sequence[int | None]) -> MetricKind:
     if not isinstance(metric.atom, int):
         return metric.kind if metric.atom.val != doubled.val else "last"  # type: ignore[union-attr]
     if (dim := batch_dims[metric.atom]) is not None and dim > 0:
@@ -128,6 +129,6 @@ def _kind(program: LossProgram, metric: Metric, doubled: Atom, batch_dims: Seque
             f"trace: the auxiliary output {metric.path or 'aux'} has the batch on dimension {dim}.",
             help="put the batch on dimension 0, or reduce it inside the loss function.",
         )
-    if not program.data_dependent[metric.atom]:
+    if not differs[metric.atom]:
         return "last"
     return "samples" if dim == 0 else metric.kind

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from oracle import momentum, strategy
@@ -85,3 +86,16 @@ def test_outputs_that_are_not_a_dictionary() -> None:
     mean, (sums,) = metrics["aux"]
     np.testing.assert_allclose(mean, model(batch["x"]).mean(), rtol=1e-4, atol=1e-6)
     assert sums.shape == (24,)
+
+
+def test_what_slices_hand_on_differs_between_them() -> None:
+    """A counter is another number for each microbatch, though no batch changes it; a norm of parameters is not."""
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        n, w = params["n"], params["w"]
+        aux = {"n": n, "rate": 0.1 * n, "norm": jnp.sum(w**2), "state": piper.Carried({"n": n + 1})}
+        return jnp.mean(jnp.tanh(batch @ w)), aux
+
+    params = {"n": jnp.asarray(0, jnp.int32), "w": jnp.ones((3, 3))}
+    program = piper.trace(loss_fn, params, jnp.ones((4, 3)), optimizer=optax.sgd(0.1)).source.program
+    assert {m.path: m.kind for m in program.metrics} == {"n": "sum", "rate": "mean", "norm": "last"}
