@@ -108,7 +108,8 @@ class Compiler:
             lowered = lower()
             lower = lambda: lowered  # noqa: E731
             digest = digest or hashlib.sha256(f"{lowered.as_text()}{donate}".encode()).hexdigest()
-            self._digests[kind] = digest
+            if same is not None:
+                self._digests[kind] = digest
         return Compiled(label=label, digest=digest, resolve=self._submit(digest, devices, lower))
 
     def _place(self, digest: str, devices: tuple[Any, ...]) -> Hashable:

@@ -115,6 +115,12 @@ def inner_jaxprs(params: Mapping[str, Any]) -> list[Any]:
     return [inner for v in values if hasattr(inner := getattr(v, "jaxpr", v), "eqns")]
 
 
+def holds(eqn: Any, *names: str) -> bool:
+    """Whether an equation is one of these primitives, or has one in its programs, at any depth."""
+    inner = (e for jaxpr in inner_jaxprs(eqn.params) for e in jaxpr.eqns)
+    return eqn.primitive.name in names or any(holds(e, *names) for e in inner)
+
+
 def flatten(closed: core.ClosedJaxpr, *, select_branches: bool = False, open_remat: bool = False) -> Flat:
     """Inlines every jit call of ``closed``.
 

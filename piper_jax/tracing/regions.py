@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import maximum_flow
 from piper_jax import _jax_compat
 from piper_jax.errors import AnnotationError, TraceError
 from piper_jax.tracing.costs import eqn_flops
-from piper_jax.tracing.flat import REPLICA_MEAN, FlatEqn, RegionKey, inner_jaxprs
+from piper_jax.tracing.flat import REPLICA_MEAN, FlatEqn, RegionKey, holds, inner_jaxprs
 from piper_jax.tracing.loss_program import LossProgram
 from piper_jax.tracing.model_state import nbytes
 from piper_jax.tracing.opening import hidden_region
@@ -107,14 +107,9 @@ def _refuse_means_on_one_way(eqn: FlatEqn) -> None:
 def _branching(eqn: Any, wanted: str) -> str | None:
     """The name of a branch or an open loop that holds a primitive at any depth, if the equation is or holds one."""
     inner = [e for jaxpr in inner_jaxprs(eqn.params) for e in jaxpr.eqns]
-    if eqn.primitive.name in ("cond", "while") and any(_holds(e, wanted) for e in inner):
+    if eqn.primitive.name in ("cond", "while") and any(holds(e, wanted) for e in inner):
         return eqn.primitive.name
     return next(filter(None, (_branching(e, wanted) for e in inner)), None)
-
-
-def _holds(eqn: Any, wanted: str) -> bool:
-    inner = (e for jaxpr in inner_jaxprs(eqn.params) for e in jaxpr.eqns)
-    return eqn.primitive.name == wanted or any(_holds(e, wanted) for e in inner)
 
 
 class _Graph:

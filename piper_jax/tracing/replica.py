@@ -17,7 +17,7 @@ from jax.extend import core
 from piper_jax import _jax_compat
 from piper_jax.tracing.constraints import NAME as CONSTRAINT
 from piper_jax.tracing.constraints import constrained
-from piper_jax.tracing.flat import REPLICA_MEAN, Flat, FlatEqn, flatten, inner_jaxprs, read
+from piper_jax.tracing.flat import REPLICA_MEAN, Flat, FlatEqn, flatten, holds, inner_jaxprs, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,7 @@ class Replica:
 
 def is_placed(jaxpr: Any) -> bool:
     """Whether a program holds, at any depth, what depends on the devices that it runs on."""
-    return any(
-        eqn.primitive.name in (REPLICA_MEAN, CONSTRAINT) or any(map(is_placed, inner_jaxprs(eqn.params)))
-        for eqn in jaxpr.eqns
-    )
+    return any(holds(eqn, REPLICA_MEAN, CONSTRAINT) for eqn in jaxpr.eqns)
 
 
 def _is_program(value: Any) -> bool:
